@@ -1,0 +1,129 @@
+"""`POST /batch`: rows in, rows out, in one piece or one a line as they finish."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from app.api import render
+from app.api.submit import submit
+from app.api.validation import BatchBody
+from app.errors import GenerationFailed, ServiceError
+from app.prompts.spec import GenerateRequest
+from app.request import Answer, new_id
+from app.service import Service
+
+QUIET_S = 10.0
+"""Gateways cut a connection on which nothing comes; an empty line after so much silence keeps it."""
+
+
+@dataclass(slots=True)
+class Batch:
+    """One `/batch` on its way.
+
+    Attributes:
+        received: when the call arrived, in monotonic seconds.
+        entries: for each row its future, or the error it has got already.
+        rows: finished rows by index, with their outputs left out: only what the end of the answer needs.
+    """
+
+    service: Service
+    body: BatchBody
+    received: float
+    entries: "list[asyncio.Future[Answer] | ServiceError]"
+    id: str = field(default_factory=lambda: new_id("batch"))
+    rows: dict[int, dict[str, Any]] = field(default_factory=dict)
+
+    async def lines(self) -> AsyncIterator[tuple[int, bytes]]:
+        """Each row as (index, JSON) as it finishes; a row that waits for nothing comes first."""
+        finished: asyncio.Queue[int] = asyncio.Queue()
+        waiting = 0
+        for index, entry in enumerate(self.entries):
+            if isinstance(entry, ServiceError):
+                yield index, await self._encode(index, entry)
+            else:
+                waiting += 1
+                entry.add_done_callback(partial(_put, finished, index))
+        while waiting:
+            try:
+                index = await asyncio.wait_for(finished.get(), QUIET_S)
+            except TimeoutError:
+                yield -1, b""
+                continue
+            waiting -= 1
+            yield index, await self._encode(index, self.entries[index])
+
+    async def _encode(self, index: int, entry: "asyncio.Future[Answer] | ServiceError") -> bytes:
+        row = self._row(index, entry)
+        encoded = await render.encode_answer(row)
+        response = row["response"]
+        kept = response and {key: response[key] for key in ("window", "usage")}
+        self.rows[index] = {"response": kept}
+        return encoded
+
+    def _row(self, index: int, entry: "asyncio.Future[Answer] | ServiceError") -> dict[str, Any]:
+        error = entry if isinstance(entry, ServiceError) else _error_of(entry)
+        if error is not None:
+            self.service.metrics.errors.labels(error.code).inc()
+            return render.batch_row(index, None, error)
+        assert isinstance(entry, asyncio.Future)
+        body = self.body.rows[index]
+        assert isinstance(body, GenerateRequest)
+        settings, metrics = self.service.settings, self.service.metrics
+        return render.batch_row(index, render.generate_answer(entry.result(), body, settings.model_name, metrics), None)
+
+    def rest(self) -> dict[str, Any]:
+        """The answer without its rows; to be asked for when all are done."""
+        rows = [self.rows[index] for index in range(len(self.entries))]
+        return render.batch_rest(self.id, self.body.request_id, self.service.settings.model_name, self.received, rows)
+
+    def cancel(self) -> None:
+        """The caller has gone: what has not been dispatched is dropped."""
+        for entry in self.entries:
+            if isinstance(entry, asyncio.Future):
+                entry.cancel()
+
+
+def _put(finished: "asyncio.Queue[int]", index: int, _: object) -> None:
+    finished.put_nowait(index)
+
+
+def _error_of(future: "asyncio.Future[Answer]") -> ServiceError | None:
+    error = future.exception()
+    if error is None or isinstance(error, ServiceError):
+        return error
+    return GenerationFailed(f"{type(error).__name__}: {error}")
+
+
+async def start(service: Service, body: BatchBody, received: float) -> Batch:
+    """Admit the rows that are right, all of them or none.
+
+    Raises:
+        ServiceError: they are not taken: the queue is full, or the service takes no work.
+    """
+    good = [row for row in body.rows if isinstance(row, GenerateRequest)]
+    submitted = iter(await submit(service, good, received))
+    entries = [next(submitted) if isinstance(row, GenerateRequest) else row for row in body.rows]
+    return Batch(service, body, received, entries)
+
+
+async def as_json(batch: Batch) -> bytes:
+    """The whole answer in one piece, rows in input order."""
+    try:
+        rows = {index: line async for index, line in batch.lines() if line}
+        rest = render.encode(batch.rest())
+        results = b",".join(rows[index] for index in range(len(rows)))
+        return rest[:-1] + b',"results":[' + results + b"]}"
+    finally:
+        batch.cancel()
+
+
+async def as_lines(batch: Batch) -> AsyncIterator[bytes]:
+    """One row a line as they finish, an empty line after silence, the rest of the answer last."""
+    try:
+        async for _, line in batch.lines():
+            yield line + b"\n"
+        yield render.encode(batch.rest()) + b"\n"
+    finally:
+        batch.cancel()

@@ -1,0 +1,111 @@
+"""Errors as answers: one shape on every route."""
+
+import logging
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+from app.api import render
+from app.api.schemas import ErrorBody
+from app.errors import (
+    ContextLengthExceeded,
+    EngineDead,
+    GenerationFailed,
+    InternalError,
+    InvalidApiKey,
+    InvalidRequest,
+    MethodNotAllowed,
+    ModelNotFound,
+    NotFound,
+    NotReady,
+    QueueFull,
+    QueueTimeout,
+    RequestTooLarge,
+    ServiceError,
+    ShuttingDown,
+)
+
+logger = logging.getLogger(__name__)
+
+CLIENT_CLOSED_REQUEST = 499
+"""What gateways log for a caller that hung up; nobody reads it."""
+
+ANYWHERE: tuple[type[ServiceError], ...] = (InvalidApiKey, InternalError)
+ON_WORK: tuple[type[ServiceError], ...] = (
+    InvalidRequest,
+    ContextLengthExceeded,
+    ModelNotFound,
+    RequestTooLarge,
+    QueueFull,
+    GenerationFailed,
+    NotReady,
+    ShuttingDown,
+    EngineDead,
+    QueueTimeout,
+)
+
+
+def error_response(error: ServiceError) -> Response:
+    """The answer that an error becomes."""
+    body = render.encode({"error": error.body()})
+    return Response(body, status_code=error.status, headers=error.headers(), media_type="application/json")
+
+
+def documented(*errors: type[ServiceError]) -> dict[int | str, dict[str, Any]]:
+    """The ``responses`` of a route for the OpenAPI file: each status with its codes."""
+    by_status: dict[int | str, list[type[ServiceError]]] = {}
+    for error in sorted((*errors, *ANYWHERE), key=lambda kind: kind.status):
+        by_status.setdefault(error.status, []).append(error)
+    return {
+        status: {
+            "model": ErrorBody,
+            "description": "; ".join(f"`{kind.code}`: {_first_line(kind)}" for kind in kinds),
+        }
+        for status, kinds in by_status.items()
+    }
+
+
+def _first_line(kind: type[ServiceError]) -> str:
+    return (kind.__doc__ or "").strip().splitlines()[0].rstrip(".").replace("``", "`")
+
+
+def install(app: FastAPI) -> None:
+    """Register the handlers."""
+    app.add_exception_handler(ServiceError, _on_service_error)
+    app.add_exception_handler(HTTPException, _on_http_exception)
+    app.add_exception_handler(RequestValidationError, _on_validation_error)
+    app.add_exception_handler(ClientDisconnect, _on_disconnect)
+
+
+def _answer(request: Request, error: ServiceError) -> Response:
+    request.app.state.service.metrics.errors.labels(error.code).inc()
+    return error_response(error)
+
+
+async def _on_service_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, ServiceError)
+    return _answer(request, error)
+
+
+async def _on_http_exception(request: Request, error: Exception) -> Response:
+    """Starlette's own: no such route, no such method."""
+    assert isinstance(error, HTTPException)
+    if error.status_code == 405:
+        allow = (error.headers or {}).get("Allow", "")
+        return _answer(request, MethodNotAllowed(f"{request.method} is not allowed here; {allow} is", allow=allow))
+    if error.status_code == 404:
+        return _answer(request, NotFound(f"there is no {request.url.path}"))
+    return _answer(request, InternalError(str(error.detail)))
+
+
+async def _on_validation_error(request: Request, error: Exception) -> Response:
+    """No route declares parameters that FastAPI validates; should one ever, it is a 400."""
+    return _answer(request, InvalidRequest(str(error)))
+
+
+async def _on_disconnect(request: Request, error: Exception) -> Response:
+    return Response(status_code=CLIENT_CLOSED_REQUEST)

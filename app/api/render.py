@@ -1,0 +1,125 @@
+"""Answers: from what the engine gave to the bytes on the wire."""
+
+import asyncio
+import json
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from app import timings
+from app.errors import ServiceError
+from app.metrics import Metrics
+from app.prompts.spec import GenerateRequest
+from app.request import Answer
+
+LARGE_LOGPROBS = 4000
+"""Entries of logprobs in one answer, from which it is written on another thread."""
+
+
+def generate_answer(answer: Answer, body: GenerateRequest, model: str, metrics: Metrics) -> dict[str, Any]:
+    """The `/generate` answer as plain values; counts tokens and times on the way."""
+    request, generation, window = answer.request, answer.generation, answer.window
+    completion_tokens = generation.completion_tokens
+    times = timings.render(
+        request.stamps,
+        generation.stats,
+        offset=timings.wall_offset() if window is None else window.offset,
+        total_tokens=completion_tokens,
+    )
+    _count(metrics, times, request.prompt_tokens, completion_tokens, generation.cached_tokens)
+    return {
+        "id": request.id,
+        "request_id": body.request_id,
+        "model": model,
+        "created": int(times["received_at"]),
+        "outputs": [
+            {
+                "index": output.index,
+                "text": output.text,
+                "token_ids": output.token_ids if body.return_token_ids else None,
+                "finish_reason": output.finish_reason,
+                "stop_reason": output.stop_reason,
+                "logprobs": output.logprobs,
+            }
+            for output in generation.outputs
+        ],
+        "prompt_logprobs": generation.prompt_logprobs,
+        "usage": {
+            "prompt_tokens": request.prompt_tokens,
+            "completion_tokens": completion_tokens,
+            "total_tokens": request.prompt_tokens + completion_tokens,
+            "cached_tokens": generation.cached_tokens,
+        },
+        "sampling": request.resolved.sampling,
+        "timings": times,
+        "window": None if window is None else window.describe(answer.position),
+    }
+
+
+def _count(metrics: Metrics, times: dict[str, Any], prompt: int, completion: int, cached: int | None) -> None:
+    metrics.e2e.observe(times["e2e_ms"] / 1000)
+    if times["ttft_ms"] is not None:
+        metrics.ttft.observe(times["ttft_ms"] / 1000)
+    for kind, count in (("prompt", prompt), ("completion", completion), ("cached", cached or 0)):
+        metrics.tokens.labels(kind).inc(count)
+
+
+def batch_row(index: int, response: dict[str, Any] | None, error: ServiceError | None) -> dict[str, Any]:
+    """One row of a `/batch` answer."""
+    status = 200 if error is None else error.status
+    return {
+        "index": index,
+        "status": status,
+        "response": response,
+        "error": None if error is None else error.body(),
+    }
+
+
+def batch_rest(
+    batch_id: str, label: str | None, model: str, received: float, rows: Sequence[dict[str, Any]]
+) -> dict[str, Any]:
+    """What a `/batch` answer holds beside its rows."""
+    responses = [row["response"] for row in rows if row["response"] is not None]
+    windows = {response["window"]["id"]: response["window"] for response in responses if response["window"]}
+    return {
+        "id": batch_id,
+        "request_id": label,
+        "model": model,
+        "created": int(time.time()),
+        "counts": {"total": len(rows), "succeeded": len(responses), "failed": len(rows) - len(responses)},
+        "windows": [
+            {key: windows[window_id][key] for key in ("id", "size", "release")} for window_id in sorted(windows)
+        ],
+        "timings": timings.render_batch(
+            received,
+            timings.now(),
+            prompt_tokens=sum(response["usage"]["prompt_tokens"] for response in responses),
+            completion_tokens=sum(response["usage"]["completion_tokens"] for response in responses),
+        ),
+    }
+
+
+_ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+
+
+def encode(value: Any) -> bytes:
+    """Strict JSON: no NaN, no infinity."""
+    return _ENCODER.encode(value).encode()
+
+
+async def encode_answer(value: dict[str, Any]) -> bytes:
+    """The same without holding the event loop over a large answer.
+
+    ``iterencode`` is the standard library's encoder in Python, in which other threads get their turn.
+    """
+    if _logprob_entries(value) < LARGE_LOGPROBS:
+        return encode(value)
+    return await asyncio.to_thread(lambda: "".join(_ENCODER.iterencode(value)).encode())
+
+
+def _logprob_entries(value: dict[str, Any]) -> int:
+    response = value.get("response", value)
+    if response is None:
+        return 0
+    lists = [response["prompt_logprobs"], *(output["logprobs"] for output in response["outputs"])]
+    return sum(len(entries) * (1 + len(entries[-1]["top"])) for entries in lists if entries and entries[-1])

@@ -1,0 +1,167 @@
+"""The routes. Each is a few lines: parse, submit, render."""
+
+from importlib import metadata
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Request
+from fastapi.responses import HTMLResponse
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.responses import Response, StreamingResponse
+
+from app.api import batch, docs, render
+from app.api.errors import ON_WORK, documented
+from app.api.jsonbody import parse, read_body
+from app.api.schemas import BatchRequest, BatchResponse, ErrorBody, GenerateResponse, Health, Info
+from app.api.submit import submit, unless_gone
+from app.api.validation import batch_body, generate_body
+from app.errors import ServiceError
+from app.lifecycle import State
+from app.prompts.spec import GenerateRequest
+from app.service import Service
+
+NDJSON = "application/x-ndjson"
+
+router = APIRouter()
+
+
+def get_service(request: Request) -> Service:
+    """The running service."""
+    service: Service = request.app.state.service
+    return service
+
+
+ServiceDep = Annotated[Service, Depends(get_service)]
+
+
+async def _read(request: Request, service: Service) -> bytes:
+    """The body; read even when the service takes no work, so that the caller gets to see the refusal."""
+    body = await read_body(request, service.settings.max_body_bytes)
+    if (refusal := service.lifecycle.refusal()) is not None:
+        raise refusal
+    return body
+
+
+@router.post(
+    "/generate",
+    tags=["work"],
+    summary="Run one request",
+    response_class=Response,
+    responses={
+        200: {"model": GenerateResponse, "description": "The texts, with timings."},
+        **documented(*ON_WORK),
+    },
+    openapi_extra=docs.body_of(GenerateRequest),
+)
+async def generate(request: Request, service: ServiceDep) -> Response:
+    """One prompt; waits for a window, and answers with the texts and with this request's own timings."""
+    body = await parse(await _read(request, service), generate_body, service.parser)
+    answer = await unless_gone(_generate(service, body, request.state.received), request.receive)
+    return Response(answer, media_type="application/json")
+
+
+async def _generate(service: Service, body: GenerateRequest, received: float) -> bytes:
+    (entry,) = await submit(service, [body], received)
+    if isinstance(entry, ServiceError):
+        raise entry
+    answer = render.generate_answer(await entry, body, service.settings.model_name, service.metrics)
+    return await render.encode_answer(answer)
+
+
+@router.post(
+    "/batch",
+    tags=["work"],
+    summary="Run a list of requests",
+    response_class=Response,
+    responses={
+        200: {
+            "model": BatchResponse,
+            "description": "A row for each request, failed ones included. With `Accept: application/x-ndjson` the rows "
+            "come one a line as they finish, then one line with the rest of the answer.",
+        },
+        **documented(*ON_WORK),
+    },
+    openapi_extra=docs.body_of(BatchRequest),
+)
+async def run_batch(request: Request, service: ServiceDep) -> Response:
+    """Admitted whole or refused whole; a wrong or failing row costs the others nothing."""
+    raw, limit = await _read(request, service), service.settings.max_batch_requests
+    body = await parse(raw, lambda value: batch_body(value, limit), service.parser)
+    started = await unless_gone(batch.start(service, body, request.state.received), request.receive)
+    if NDJSON in request.headers.get("accept", ""):
+        return StreamingResponse(batch.as_lines(started), media_type=NDJSON)
+    return Response(await unless_gone(batch.as_json(started), request.receive), media_type="application/json")
+
+
+@router.get("/livez", tags=["state"], summary="Is the process up", responses={200: {"model": Health}})
+async def livez(service: ServiceDep) -> Response:
+    """200 as long as the process answers, while the model loads too."""
+    return Response(render.encode({"status": service.lifecycle.state.value}), media_type="application/json")
+
+
+READY_RESPONSES: dict[int | str, dict[str, Any]] = {
+    200: {"model": Health},
+    503: {"model": ErrorBody, "description": "`not_ready`, `shutting_down`, `engine_dead`: with the reason."},
+}
+
+
+@router.get("/readyz", tags=["state"], summary="Does the service take work", responses=READY_RESPONSES)
+@router.get("/health", tags=["state"], summary="The same, under another common name", responses=READY_RESPONSES)
+async def readyz(service: ServiceDep) -> Response:
+    """200 once a generation has succeeded and while the engine lives; else 503 with the reason."""
+    if (refusal := service.lifecycle.refusal()) is not None:
+        raise refusal
+    return Response(render.encode({"status": State.READY.value}), media_type="application/json")
+
+
+@router.get(
+    "/info",
+    tags=["state"],
+    summary="What runs here",
+    responses={200: {"model": Info}, **documented()},
+    response_class=Response,
+)
+async def info(service: ServiceDep) -> Response:
+    """Backend, engine settings with their sources, versions, thread binding, limits; no secrets."""
+    settings = service.settings.model_dump(mode="json", exclude={"api_key"})
+    backend = service.backend.info()
+    limits = (
+        "batch_size",
+        "max_wait_ms",
+        "max_queue_requests",
+        "max_queue_tokens",
+        "max_batch_requests",
+        "max_body_bytes",
+    )
+    state = service.lifecycle.state
+    shown = {
+        "version": metadata.version("batchserve"),
+        "model": service.settings.model_name,
+        "state": state.value,
+        "backend": backend,
+        "settings": settings,
+        "limits": {name: settings[name] for name in limits}
+        | {"max_model_len": None if state is State.LOADING else service.backend.max_model_len},
+        "versions": {"batchserve": metadata.version("batchserve"), **backend["versions"]},
+    }
+    return Response(render.encode(shown), media_type="application/json")
+
+
+@router.get(
+    "/metrics",
+    tags=["state"],
+    summary="Prometheus metrics",
+    response_class=Response,
+    responses={
+        200: {"content": {"text/plain": {}}, "description": "Prometheus text format."},
+        **documented(),
+    },
+)
+async def metrics(service: ServiceDep) -> Response:
+    """The service's own, then those of the process and of vLLM."""
+    return Response(service.metrics.exposition(), media_type=CONTENT_TYPE_LATEST)
+
+
+@router.get("/docs", include_in_schema=False)
+async def documentation(request: Request) -> HTMLResponse:
+    """Swagger UI; its assets come from this service, so it works without the internet."""
+    return docs.page(request.scope.get("root_path", ""))

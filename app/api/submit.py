@@ -1,0 +1,87 @@
+"""From bodies to futures: reserve, resolve, admit; and back, unless the caller has gone."""
+
+import asyncio
+from collections.abc import Awaitable, Sequence
+from typing import TypeVar
+
+from starlette.requests import ClientDisconnect
+from starlette.types import Receive
+
+from app.errors import ServiceError
+from app.prompts.spec import GenerateRequest
+from app.request import Answer, Request, Resolved
+from app.service import Service
+from app.timings import Stamps
+
+RESOLVE_CHUNK = 32
+"""Bodies resolved in one go: between two chunks of a large batch other callers get their turn."""
+T = TypeVar("T")
+
+
+async def submit(
+    service: Service, bodies: Sequence[GenerateRequest], received: float
+) -> "list[asyncio.Future[Answer] | ServiceError]":
+    """Admit all bodies that can be resolved; for each its future, or the error it gets.
+
+    Args:
+        service: the running service.
+        bodies: validated bodies.
+        received: when the call arrived, in monotonic seconds.
+
+    Raises:
+        ServiceError: none of them is taken: the queue is full, or the service takes no work.
+    """
+    with service.batcher.reserve(sum(body.places for body in bodies)) as reservation:
+        try:
+            resolved = await _resolve(service, bodies)
+        except asyncio.CancelledError:
+            service.metrics.disconnected.inc(len(bodies))
+            raise
+        entries = [
+            item if isinstance(item, ServiceError) else _request(service, body, item, received)
+            for body, item in zip(bodies, resolved, strict=True)
+        ]
+        service.batcher.admit(reservation, [entry for entry in entries if isinstance(entry, Request)])
+    return [entry.future if isinstance(entry, Request) else entry for entry in entries]
+
+
+async def _resolve(service: Service, bodies: Sequence[GenerateRequest]) -> list[Resolved | ServiceError]:
+    resolved: list[Resolved | ServiceError] = []
+    for start in range(0, len(bodies), RESOLVE_CHUNK):
+        resolved += await service.backend.resolve(bodies[start : start + RESOLVE_CHUNK])
+    return resolved
+
+
+def _request(service: Service, body: GenerateRequest, resolved: Resolved, received: float) -> Request:
+    limits = [limit for limit in (body.queue_timeout_s, service.settings.queue_timeout_s) if limit is not None]
+    return Request(
+        resolved=resolved,
+        places=body.places,
+        priority=body.priority,
+        queue_timeout_s=min(limits, default=None),
+        stamps=Stamps(received),
+        future=asyncio.get_running_loop().create_future(),
+    )
+
+
+async def unless_gone(work: Awaitable[T], receive: Receive) -> T:
+    """The result of ``work``, which is cancelled should the caller hang up first.
+
+    Raises:
+        ClientDisconnect: the caller has gone.
+    """
+    task = asyncio.ensure_future(work)
+    watch = asyncio.create_task(_hang_up(receive))
+    try:
+        await asyncio.wait((task, watch), return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        raise ClientDisconnect
+    finally:
+        watch.cancel()
+        task.cancel()
+
+
+async def _hang_up(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,1 @@
+"""What turns requests into outputs. Only this package knows vLLM's names."""

@@ -1,0 +1,109 @@
+"""What a backend is built from: a pydantic union over ``kind``."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+from app.errors import StartError
+
+
+class BackendArgs(BaseModel):
+    """What every backend needs.
+
+    Attributes:
+        model: a Hugging Face id or a folder.
+        served_model_name: the name that answers carry and that a request's ``model`` must equal.
+        batch_size: most requests in one window.
+        request_format: ``plain``, ``default-template``, a template file or an inline template.
+        default_max_tokens: tokens to generate where neither request nor model says how many.
+        image_placeholder: marks an image in ``plain`` text.
+        audio_placeholder: marks an audio in ``plain`` text.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+
+    kind: str
+    model: str
+    served_model_name: str
+    batch_size: int = Field(32, ge=1)
+    request_format: str = "default-template"
+    default_max_tokens: int = Field(256, ge=1)
+    image_placeholder: str = "<image>"
+    audio_placeholder: str = "<|audio|>"
+
+    @property
+    def is_template_asked_for(self) -> bool:
+        """Whether somebody set ``request_format``; its default asks for nothing."""
+        return "request_format" in self.model_fields_set
+
+
+class VLLMOfflineArgs(BackendArgs):
+    """The offline backend.
+
+    Attributes:
+        engine_process: ``inline`` keeps the engine core in this process, ``separate`` in a child;
+            ``auto`` is inline on a CPU with one worker.
+        vllm_config: passed through to vLLM's ``EngineArgs``.
+    """
+
+    kind: Literal["vllm_offline"] = "vllm_offline"
+    engine_process: Literal["auto", "inline", "separate"] = "auto"
+    vllm_config: dict[str, Any] = Field(default_factory=dict)
+
+
+class FakeFaults(BaseModel):
+    """Faults that the fake backend plays.
+
+    Attributes:
+        fail_open: the message with which opening fails.
+        fail_text: a prompt that holds this text makes the run of its window raise.
+        die_text: a prompt that holds this text kills the engine thread.
+        hang_text: a prompt that holds this text makes the run hang for ``hang_s`` seconds.
+        hang_s: how long a hang lasts, in seconds.
+        wrong_count: this many outputs too many (or, negative, too few) come back from every run.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    fail_open: str | None = None
+    fail_text: str | None = None
+    die_text: str | None = None
+    hang_text: str | None = None
+    hang_s: float = Field(3600.0, ge=0)
+    wrong_count: int = 0
+
+
+class FakeArgs(BackendArgs):
+    """The fake backend: the same contract without vLLM.
+
+    Attributes:
+        open_s: how long opening takes, in seconds.
+        step_ms: how long one token of the longest request takes, in milliseconds.
+        max_model_len: context length in tokens; a token is one byte of UTF-8.
+    """
+
+    kind: Literal["fake"] = "fake"
+    open_s: float = Field(0.0, ge=0)
+    step_ms: float = Field(0.0, ge=0)
+    max_model_len: int = Field(2048, ge=2)
+    faults: FakeFaults = FakeFaults()
+
+
+AnyBackendArgs = Annotated[VLLMOfflineArgs | FakeArgs, Field(discriminator="kind")]
+
+
+def parse_args(values: dict[str, Any]) -> BackendArgs:
+    """The right kind of arguments for ``values["kind"]``.
+
+    Raises:
+        StartError: an unknown kind (the message names those there are) or a wrong value.
+    """
+    try:
+        return TypeAdapter(AnyBackendArgs).validate_python(values)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        if first["type"] == "union_tag_invalid":
+            kinds = first["ctx"]["expected_tags"]
+            raise StartError(f"backend: {values['kind']!r} is unknown; there are {kinds}") from error
+        where = ".".join(str(part) for part in first["loc"][1:])
+        raise StartError(f"{where}: {first['msg']}") from error

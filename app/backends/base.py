@@ -1,0 +1,239 @@
+"""What the vLLM backends share: prompts, chat templates and sampling settings become what vLLM takes.
+
+Everything here runs on the resolver's thread with a tokenizer of its own: a fast tokenizer that two
+threads use at once fails with "Already borrowed".
+"""
+
+import copy
+import inspect
+import logging
+import re
+from abc import abstractmethod
+from typing import Any
+
+from app.backends.args import BackendArgs
+from app.backends.registry import Backend
+from app.errors import InvalidRequest, StartError
+from app.prompts import bounds
+from app.prompts.sampling import SamplingFields
+from app.prompts.spec import ChatMessage, GenerateRequest
+from app.prompts.templates import RequestFormat, join_plain, load_request_format
+from app.request import Resolved
+
+logger = logging.getLogger(__name__)
+
+COUNTED_CHARS = 2**20
+"""A longer text is not tokenized when it cannot fit: its length in tokens is then a lower bound."""
+NO_TEMPLATE = (
+    "this model has no chat template: start the service with request_format=plain, or with a template file, "
+    "or send `prompt` instead"
+)
+
+
+class VLLMBackendBase(Backend):
+    """Resolution for backends on vLLM.
+
+    A subclass calls ``_prepare_resolution`` from its ``_open`` once vLLM's configuration is there.
+    """
+
+    def __init__(self, args: BackendArgs) -> None:
+        super().__init__(args)
+        self._model_config: Any = None
+        self._vllm_config: Any = None
+        self._tokenizer: Any = None
+        self._format = RequestFormat("default")
+        self._defaults: dict[str, Any] = {}
+
+    @abstractmethod
+    def _get_tokenizer(self) -> Any:
+        """The tokenizer of the served model; a copy of it is used here."""
+
+    @property
+    def max_model_len(self) -> int:
+        """Context length in tokens."""
+        return int(self._model_config.max_model_len)
+
+    def _prepare_resolution(self, model_config: Any) -> None:
+        """Load the request format and try it on a conversation.
+
+        Args:
+            model_config: vLLM's ``ModelConfig``.
+
+        Raises:
+            StartError: the template is wrong, or was asked for and is not there.
+        """
+        self._model_config = model_config
+        self._tokenizer = copy.deepcopy(self._get_tokenizer())
+        if self._tokenizer is None:
+            raise StartError("vllm_config: skip_tokenizer_init leaves the service without a tokenizer")
+        self._format = load_request_format(self.args.request_format)
+        self._vocab_size = int(model_config.get_vocab_size())
+        self._max_input_id = max(self._vocab_size, int(self._tokenizer.max_token_id) + 1)
+        self._defaults = dict(model_config.get_diff_sampling_param())
+        self._hf_template_arguments = frozenset(inspect.signature(self._tokenizer.apply_chat_template).parameters)
+        self._has_template = self._format.kind == "plain" or self._find_template() is not None
+        if self._has_template:
+            self._try_format()
+        elif self.args.is_template_asked_for:
+            raise StartError(f"request_format: default-template was asked for, but {NO_TEMPLATE}")
+        else:
+            logger.warning(NO_TEMPLATE)
+
+    def _use_vllm_config(self, vllm_config: Any) -> None:
+        """Take over the configuration of the built engine: it may have lowered the context."""
+        self._vllm_config = vllm_config
+        self._model_config = vllm_config.model_config
+
+    def _find_template(self) -> str | None:
+        from vllm.renderers.hf import resolve_chat_template
+
+        template: str | None = resolve_chat_template(
+            self._tokenizer, self._format.template, None, model_config=self._model_config
+        )
+        return template
+
+    def _try_format(self) -> None:
+        """Render a conversation of one message, so that a broken template fails the start, not the first caller."""
+        trial = GenerateRequest(messages=[ChatMessage(role="user", content="Hello")])
+        try:
+            ids = self._conversation_ids(trial, trial.messages or [])
+        except InvalidRequest as error:
+            raise StartError(
+                f"request_format: {self._format.source} fails on a user's message: {error.message}"
+            ) from error
+        if not ids:
+            raise StartError(f"request_format: {self._format.source} renders a user's message to nothing")
+
+    def _resolve(self, body: GenerateRequest) -> Resolved:
+        ids = bounds.keep_last(self._prompt_ids(body), body.truncate_prompt_tokens)
+        if not ids:
+            raise InvalidRequest("the prompt has no tokens", param=_prompt_param(body))
+        bounds.check_context(len(ids), self.max_model_len)
+        if body.prompt_token_ids is not None:
+            bounds.check_token_ids(ids, self._max_input_id, "prompt_token_ids")
+        params = self._sampling_params(body, len(ids))
+        return Resolved(ids, params, _effective(params))
+
+    def _prompt_ids(self, body: GenerateRequest) -> list[int]:
+        if body.prompt_token_ids is not None:
+            return body.prompt_token_ids
+        if body.prompt is not None:
+            return self._text_ids(body.prompt, body.truncate_prompt_tokens)
+        messages = body.messages or (body.columns.messages() if body.columns else [])
+        return self._conversation_ids(body, messages)
+
+    def _text_ids(self, text: str, keep: int | None) -> list[int]:
+        """Token ids of a text with the tokenizer's special tokens, one BOS at most."""
+        longest = int(self._tokenizer.max_chars_per_token)
+        fitting_chars = max(COUNTED_CHARS, self.max_model_len * longest)
+        if len(text) > fitting_chars:
+            if keep is None:
+                bounds.check_context(-(-len(text) // longest), self.max_model_len, at_least=True)
+            text = text[-fitting_chars:]
+        return bounds.one_bos(self._tokenizer.encode(text), self._tokenizer.bos_token_id)
+
+    def _conversation_ids(self, body: GenerateRequest, messages: list[ChatMessage]) -> list[int]:
+        if self._format.kind == "plain":
+            return self._text_ids(join_plain(messages), body.truncate_prompt_tokens)
+        if not self._has_template:
+            raise InvalidRequest(NO_TEMPLATE, param="messages" if body.messages else "columns")
+        return bounds.one_bos(self._render(body, messages), self._tokenizer.bos_token_id)
+
+    def _render(self, body: GenerateRequest, messages: list[ChatMessage]) -> list[int]:
+        """Token ids of a conversation through the chat template, which runs in transformers' sandbox."""
+        from vllm.renderers.chat_utils import parse_chat_messages
+        from vllm.renderers.hf import resolve_chat_template_content_format, safe_apply_chat_template
+
+        tools = None
+        config, template = self._model_config, self._format.template
+        try:
+            content_format = resolve_chat_template_content_format(
+                template, tools, "auto", self._tokenizer, model_config=config
+            )
+            conversation, _, _ = parse_chat_messages(
+                [message.model_dump(exclude_none=True) for message in messages], config, content_format
+            )
+            text: str = safe_apply_chat_template(
+                config,
+                self._tokenizer,
+                conversation,
+                tools=tools,
+                chat_template=template,
+                tokenize=False,
+                **self._template_arguments(body),
+            )
+        except InvalidRequest:
+            raise
+        except Exception as error:
+            raise InvalidRequest(f"the chat template refuses this: {error}", param=_prompt_param(body)) from error
+        return self._rendered_ids(text)
+
+    def _rendered_ids(self, text: str) -> list[int]:
+        """A rendered conversation holds its special tokens already."""
+        longest = int(self._tokenizer.max_chars_per_token)
+        if len(text) > max(COUNTED_CHARS, self.max_model_len * longest):
+            bounds.check_context(-(-len(text) // longest), self.max_model_len, at_least=True)
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
+        return ids
+
+    def _template_arguments(self, body: GenerateRequest) -> dict[str, Any]:
+        """The variables of the template; the caller may not reach transformers' own arguments."""
+        extra = body.chat_template_kwargs or {}
+        for name in extra:
+            if name in self._hf_template_arguments:
+                raise InvalidRequest(f"{name} cannot be set here", param=f"chat_template_kwargs.{name}")
+        goes_on = bool(body.continue_final_message)
+        prompt = not goes_on if body.add_generation_prompt is None else body.add_generation_prompt
+        return {"add_generation_prompt": prompt, "continue_final_message": goes_on, **extra}
+
+    def _sampling_params(self, body: GenerateRequest, prompt_tokens: int) -> Any:
+        """A fresh ``SamplingParams`` over the model's generation defaults, as vLLM's server makes it."""
+        from vllm.entrypoints.serve.utils.api_utils import get_max_tokens
+        from vllm.exceptions import VLLMClientError
+        from vllm.sampling_params import RequestOutputKind, SamplingParams
+
+        values = {**self._defaults, **body.given()}
+        fallback = {"max_tokens": self._defaults.get("max_tokens", self.args.default_max_tokens)}
+        values["max_tokens"] = get_max_tokens(self.max_model_len, body.max_tokens, prompt_tokens, fallback)
+        if body.min_tokens is not None and body.min_tokens > values["max_tokens"]:
+            raise InvalidRequest(
+                f"min_tokens is {body.min_tokens}, but only {values['max_tokens']} tokens can be generated",
+                param="min_tokens",
+            )
+        try:
+            params = SamplingParams.from_optional(**values, output_kind=RequestOutputKind.FINAL_ONLY)
+            self._verify(params)
+        except (VLLMClientError, ValueError) as error:
+            raise InvalidRequest(str(error), param=_param_of(error)) from error
+        return params
+
+    def _verify(self, params: Any) -> None:
+        """What vLLM itself would refuse once the request is in the engine."""
+        from vllm.v1.sample.logits_processor import validate_logits_processors_parameters
+
+        config = self._vllm_config
+        params.verify(config.model_config, config.speculative_config, config.structured_outputs_config, self._tokenizer)
+        validate_logits_processors_parameters(config.model_config.logits_processors, params)
+        if params.bad_words:
+            params.clone().update_from_tokenizer(self._tokenizer)
+
+
+def _prompt_param(body: GenerateRequest) -> str:
+    return next(
+        form for form in ("prompt", "prompt_token_ids", "messages", "columns") if getattr(body, form) is not None
+    )
+
+
+def _param_of(error: Exception) -> str | None:
+    """The field that vLLM complains of: it names it, or begins its message with it, or mentions it."""
+    named = getattr(error, "parameter", None)
+    words = re.findall(r"[a-z_]+", str(error))
+    return next((word for word in (named, *words) if word in SamplingFields.model_fields), named)
+
+
+def _effective(params: Any) -> dict[str, Any]:
+    """The settings in force, under vLLM's names, as plain JSON values."""
+    values = {name: getattr(params, name) for name in SamplingFields.model_fields}
+    if values["logit_bias"] is not None:
+        values["logit_bias"] = {str(token): bias for token, bias in values["logit_bias"].items()}
+    return values

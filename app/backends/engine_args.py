@@ -1,0 +1,160 @@
+"""``vllm_config`` checked, and completed with what the service fills in; each value with its source."""
+
+import dataclasses
+import difflib
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from app.backends.args import VLLMOfflineArgs
+from app.errors import StartError
+from app.settings import set_engine_environment
+
+logger = logging.getLogger(__name__)
+
+OWNED = {
+    "model": "set it with --model",
+    "served_model_name": "set it with --served-model-name",
+    "disable_log_stats": "the service needs the statistics for its timings",
+}
+CPU_MAX_MODEL_LEN = 2048
+KV_CACHE_SHARE = 0.5
+"""The most of the free memory that the key-value cache may take on a CPU."""
+WEIGHT_BYTES = 2
+CPU_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "TORCH_COMPILE_DISABLE": "1"}
+
+Source = Literal["vllm_config", "service", "environment"]
+
+
+@dataclass(slots=True)
+class EngineArguments:
+    """Keyword arguments for ``LLM`` and where each came from.
+
+    Attributes:
+        values: by name, ``model`` and ``disable_log_stats`` included.
+        sources: by name: ``vllm_config``, ``service`` (filled in) or ``environment``.
+        environment: variables that the engine reads, by name: value and source.
+        is_inline: whether the engine core runs in this process.
+    """
+
+    values: dict[str, Any]
+    sources: dict[str, Source]
+    environment: dict[str, tuple[str, Source]]
+    is_inline: bool
+
+    def fill(self, name: str, value: Any) -> None:
+        """Set what ``vllm_config`` left open."""
+        if name not in self.values:
+            self.values[name] = value
+            self.sources[name] = "service"
+
+    def describe(self) -> dict[str, dict[str, Any]]:
+        """Each value with its source, for ``/info``."""
+        shown = {name: {"value": self.values[name], "source": source} for name, source in self.sources.items()}
+        return shown | {name: {"value": value, "source": source} for name, (value, source) in self.environment.items()}
+
+
+def prepare_environment(args: VLLMOfflineArgs, *, is_cpu: bool) -> dict[str, tuple[str, Source]]:
+    """Set the variables that vLLM and torch read when they are imported, unless somebody has set them."""
+    wanted = dict(CPU_ENVIRONMENT) if is_cpu else {}
+    wanted["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0" if is_inline(args, is_cpu=is_cpu) else "1"
+    wanted["VLLM_NO_USAGE_STATS"] = "1"
+    if Path(args.model).is_dir():
+        wanted["HF_HUB_OFFLINE"] = "1"
+    return {
+        name: (value, "service" if is_ours else "environment")
+        for name, (value, is_ours) in set_engine_environment(wanted, forced={"VLLM_ENABLE_V1_MULTIPROCESSING"}).items()
+    }
+
+
+def is_inline(args: VLLMOfflineArgs, *, is_cpu: bool) -> bool:
+    """Whether the engine core runs in this process: ``auto`` is inline on a CPU with one worker."""
+    if args.engine_process != "auto":
+        return args.engine_process == "inline"
+    sizes = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
+    return is_cpu and all(args.vllm_config.get(size, 1) == 1 for size in sizes)
+
+
+def check_names(vllm_config: dict[str, Any]) -> None:
+    """Refuse keys that ``EngineArgs`` does not have, and those that the service owns.
+
+    Raises:
+        StartError: names the key and the near ones.
+    """
+    from vllm.engine.arg_utils import EngineArgs
+
+    known = {field.name for field in dataclasses.fields(EngineArgs)}
+    for key in vllm_config:
+        if key in OWNED:
+            raise StartError(f"vllm_config: {key} belongs to the service: {OWNED[key]}")
+        if key not in known:
+            near = difflib.get_close_matches(key, known - OWNED.keys(), n=3)
+            hint = f"; near it: {', '.join(near)}" if near else ""
+            raise StartError(f"vllm_config: vLLM's EngineArgs has no {key!r}{hint}")
+
+
+def build(args: VLLMOfflineArgs, environment: dict[str, tuple[str, Source]], *, is_cpu: bool) -> EngineArguments:
+    """The arguments for ``LLM``, with what the service fills in on a CPU; on a GPU vLLM's own defaults.
+
+    Raises:
+        StartError: an unknown key, a model that cannot be loaded, or too little memory.
+    """
+    check_names(args.vllm_config)
+    sources: dict[str, Source] = dict.fromkeys(args.vllm_config, "vllm_config")
+    owned = {"model": args.model, "served_model_name": [args.served_model_name], "disable_log_stats": False}
+    values = {**args.vllm_config, **owned}
+    engine = EngineArguments(values, sources, environment, is_inline(args, is_cpu=is_cpu))
+    if is_cpu:
+        engine.fill("dtype", "bfloat16")
+        engine.fill("enforce_eager", True)
+        config = model_config(engine.values)
+        engine.fill("max_model_len", min(config.max_model_len, CPU_MAX_MODEL_LEN))
+        if "gpu_memory_utilization" not in engine.values:
+            engine.fill("kv_cache_memory_bytes", _kv_cache_bytes(engine, config, args.batch_size))
+    return engine
+
+
+def model_config(values: dict[str, Any]) -> Any:
+    """VLLM's ``ModelConfig`` for these arguments: reads the model's files, loads no weights.
+
+    Raises:
+        StartError: there is no such model, or vLLM does not take a value.
+    """
+    from vllm.engine.arg_utils import EngineArgs
+
+    try:
+        return EngineArgs(**values).create_model_config()
+    except Exception as error:
+        reason = " ".join(str(error).split())[:300]
+        raise StartError(
+            f"model {values['model']!r} cannot be loaded: give a folder with config.json, a Hugging Face id or "
+            f"embedded:smollm2-135m, and check vllm_config ({reason})"
+        ) from error
+
+
+def _kv_cache_bytes(engine: EngineArguments, config: Any, batch_size: int) -> int:
+    """A key-value cache that holds a full window at full context, within the free memory.
+
+    Raises:
+        StartError: not even one request of full context fits.
+    """
+    import psutil
+
+    heads, head_size, layers = (
+        config.get_total_num_kv_heads(),
+        config.get_head_size(),
+        config.get_total_num_hidden_layers(),
+    )
+    bytes_per_token = 2 * layers * heads * head_size * WEIGHT_BYTES
+    max_model_len = engine.values["max_model_len"]
+    # vLLM hands the cache out in blocks of 128 tokens on a CPU, so the last one of each request may be part empty.
+    per_request = (max_model_len + 128) * bytes_per_token
+    free = int(psutil.virtual_memory().available * KV_CACHE_SHARE)
+    if per_request > free:
+        raise StartError(
+            f"out of memory: one request of {max_model_len} tokens needs {per_request / 2**30:.1f} GiB of key-value "
+            f"cache and {free / 2**30:.1f} GiB may be used; set a smaller max_model_len in vllm_config, "
+            'as in {"max_model_len": 512}'
+        )
+    return int(min(batch_size * per_request, free))

@@ -1,0 +1,173 @@
+"""``FakeBackend``: the contract of a backend without vLLM: deterministic, with settable speed and faults.
+
+A token is a byte of UTF-8 and two special tokens stand beside the bytes. It answers with the prompt
+in capitals, over and over, so that every text can be traced to its request.
+"""
+
+import time
+from collections.abc import Iterator
+from itertools import cycle, islice
+from typing import Any
+
+from app import timings
+from app.backends.args import FakeArgs
+from app.backends.isolation import WindowMismatch, run_isolated
+from app.backends.registry import Backend
+from app.errors import InvalidRequest, StartError
+from app.prompts import bounds
+from app.prompts.sampling import SamplingFields
+from app.prompts.spec import ChatMessage, GenerateRequest
+from app.prompts.templates import environment, join_plain, load_request_format
+from app.request import Generation, Outcome, Output, Request, Resolved, Window
+from app.timings import EngineStats
+
+BOS_TOKEN_ID = 256
+VOCAB_SIZE = 258
+DEFAULT_TEMPLATE = (
+    "{% for message in messages %}<{{ message.role }}>{{ message.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+
+
+@Backend.register("fake")
+class FakeBackend(Backend):
+    """For tests and for clients under development."""
+
+    args: FakeArgs
+
+    def __init__(self, args: FakeArgs) -> None:
+        super().__init__(args)
+        self.windows_run: list[int] = []
+        """How many requests each run held, re-runs included."""
+
+    @property
+    def max_model_len(self) -> int:
+        """Context length in tokens."""
+        return self.args.max_model_len
+
+    def _open(self) -> None:
+        time.sleep(self.args.open_s)
+        if self.args.faults.fail_open is not None:
+            raise StartError(self.args.faults.fail_open)
+        self._format = load_request_format(self.args.request_format)
+        self._template = environment().from_string(self._format.template or DEFAULT_TEMPLATE)
+
+    def _close(self) -> None:
+        """Nothing is held."""
+
+    def info(self) -> dict[str, Any]:
+        """The arguments."""
+        return {
+            "kind": self.args.kind,
+            "engine_process": "inline",
+            "engine_args": {"max_model_len": {"value": self.args.max_model_len, "source": "fake_config"}},
+            "generation_defaults": {},
+            "request_format": self.args.request_format,
+            "versions": {},
+            "threads": {},
+            "warnings": [],
+        }
+
+    def _resolve(self, body: GenerateRequest) -> Resolved:
+        ids = bounds.keep_last(self._prompt_ids(body), body.truncate_prompt_tokens)
+        bounds.check_context(len(ids), self.max_model_len)
+        if body.prompt_token_ids is not None:
+            bounds.check_token_ids(ids, VOCAB_SIZE, "prompt_token_ids")
+        sampling = self._sampling(body, len(ids))
+        return Resolved(ids, sampling, sampling)
+
+    def _prompt_ids(self, body: GenerateRequest) -> list[int]:
+        if body.prompt_token_ids is not None:
+            return body.prompt_token_ids
+        if body.prompt is not None:
+            return [BOS_TOKEN_ID, *body.prompt.encode()]
+        messages = body.messages or (body.columns.messages() if body.columns else [])
+        if self._format.kind == "plain":
+            return [BOS_TOKEN_ID, *join_plain(messages).encode()]
+        return list(self._render(body, messages).encode())
+
+    def _render(self, body: GenerateRequest, messages: list[ChatMessage]) -> str:
+        plain = [{"role": message.role, "content": "".join(message.text_parts)} for message in messages]
+        goes_on = bool(body.continue_final_message)
+        extra = body.chat_template_kwargs or {}
+        try:
+            return self._template.render(**{"messages": plain, "add_generation_prompt": not goes_on, **extra})
+        except Exception as error:
+            raise InvalidRequest(f"the chat template refuses this: {error}", param="messages") from error
+
+    def _sampling(self, body: GenerateRequest, prompt_tokens: int) -> dict[str, Any]:
+        defaults = {
+            "n": 1,
+            "temperature": 1.0,
+            "max_tokens": self.args.default_max_tokens,
+            "min_tokens": 0,
+            "stop": [],
+        }
+        values = {**dict.fromkeys(SamplingFields.model_fields), **defaults, **body.given()}
+        values["max_tokens"] = min(values["max_tokens"], self.max_model_len - prompt_tokens)
+        for token in [*(values["stop_token_ids"] or ()), *(values["logit_bias"] or ())]:
+            if not 0 <= token < VOCAB_SIZE:
+                raise InvalidRequest(
+                    f"token id {token} is outside the vocabulary of {VOCAB_SIZE} tokens",
+                    param="stop_token_ids",
+                )
+        if values["n"] > 1 and values["temperature"] == 0:
+            raise InvalidRequest("n must be 1 when using greedy sampling", param="n")
+        if values["logit_bias"] is not None:
+            values["logit_bias"] = {str(token): bias for token, bias in values["logit_bias"].items()}
+        return values
+
+    def _run(self, window: Window) -> list[Outcome]:
+        return run_isolated(window, self._generate, lambda: None)
+
+    def _generate(self, window: Window) -> list[Generation | Exception]:
+        self.windows_run.append(len(window.requests))
+        texts = [_text(request) for request in window.requests]
+        self._play_faults("".join(texts))
+        started = timings.now()
+        longest = max(request.resolved.params["max_tokens"] for request in window.requests)
+        time.sleep(longest * self.args.step_ms / 1000)
+        if self.args.faults.wrong_count:
+            raise WindowMismatch("another number of outputs came back than requests went in")
+        return [_generation(request, text, started) for request, text in zip(window.requests, texts, strict=True)]
+
+    def _play_faults(self, text: str) -> None:
+        faults = self.args.faults
+        if faults.die_text is not None and faults.die_text in text:
+            raise SystemExit("the fake engine was told to die")
+        if faults.hang_text is not None and faults.hang_text in text:
+            time.sleep(faults.hang_s)
+        if faults.fail_text is not None and faults.fail_text in text:
+            raise RuntimeError("the fake engine was told to fail")
+
+
+def _text(request: Request) -> str:
+    return bytes(token for token in request.resolved.prompt_token_ids if token < 256).decode(errors="replace")
+
+
+def _generation(request: Request, text: str, started: float) -> Generation:
+    """The prompt in capitals, one byte a token, and stamps as an engine would leave them."""
+    params, ended = request.resolved.params, timings.now()
+    ids = list(islice(cycle(text.upper().encode() or b"?"), params["max_tokens"]))
+    out, stop_reason = _until_stop(bytes(ids).decode(errors="replace"), params["stop"])
+    used = ids if stop_reason is None else ids[: max(1, len((out + stop_reason).encode()))]
+    logprobs = None if params["logprobs"] is None else list(_logprobs(used, params["logprobs"]))
+    stats = EngineStats(started, started, started, ended, ended - started, len(used), 0)
+    reason = "length" if stop_reason is None else "stop"
+    return Generation(
+        outputs=[Output(index, out, used, reason, stop_reason, logprobs) for index in range(request.places)],  # type: ignore[arg-type]
+        prompt_logprobs=None,
+        cached_tokens=0,
+        stats=stats,
+    )
+
+
+def _until_stop(text: str, stops: list[str]) -> tuple[str, str | None]:
+    found = min(((text.find(stop), stop) for stop in stops if stop in text), default=None)
+    return (text, None) if found is None else (text[: found[0]], found[1])
+
+
+def _logprobs(ids: list[int], count: int) -> Iterator[dict[str, Any]]:
+    for token in ids:
+        entry = {"token_id": token, "token": chr(token), "logprob": -0.5, "rank": 1}
+        yield {**entry, "top": [entry][:count]}

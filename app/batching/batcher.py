@@ -1,0 +1,299 @@
+"""The micro-batcher: reserve, admit, gather, settle, drain. Lives on the event loop.
+
+Invariants: a place is held from ``reserve`` until dispatch or refusal; a future is settled once and only
+if it is not done; one window is in the engine at a time; what waits is ordered by admission.
+"""
+
+import asyncio
+import contextlib
+import copy
+import itertools
+import logging
+from collections.abc import Iterator, Sequence
+
+from app import timings
+from app.backends.registry import Backend
+from app.batching import window as window_rule
+from app.batching.window import WindowLimits
+from app.errors import (
+    EngineDead,
+    GenerationFailed,
+    QueueFull,
+    QueueTimeout,
+    RequestTooLarge,
+    ServiceError,
+    ShuttingDown,
+)
+from app.lifecycle import Lifecycle
+from app.metrics import Metrics
+from app.request import Answer, Outcome, Release, Request, Window
+
+logger = logging.getLogger(__name__)
+
+
+class Reservation:
+    """Places held for requests that are being resolved. Give back what was not admitted."""
+
+    def __init__(self, batcher: "Batcher", places: int) -> None:
+        self._batcher = batcher
+        self.places = places
+
+    def shrink(self, places: int) -> None:
+        """Give some places back."""
+        self.places -= places
+        self._batcher.give_back(places)
+
+    def __enter__(self) -> "Reservation":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.shrink(self.places)
+
+
+class Batcher:
+    """Gathers requests into windows and runs them one after the other.
+
+    Args:
+        backend: what runs a window.
+        limits: when a window goes.
+        max_queue_requests: places in the queue.
+        max_queue_tokens: prompt tokens in the queue.
+        lifecycle: says whether work is taken.
+        metrics: where windows and waits are counted.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        limits: WindowLimits,
+        *,
+        max_queue_requests: int,
+        max_queue_tokens: int,
+        lifecycle: Lifecycle,
+        metrics: Metrics,
+    ) -> None:
+        self.reserved = 0
+        self._backend = backend
+        self._limits = limits
+        self._max_requests = max_queue_requests
+        self._max_tokens = max_queue_tokens
+        self._lifecycle = lifecycle
+        self._metrics = metrics
+        self._waiting: dict[Request, asyncio.TimerHandle | None] = {}
+        self._waiting_places = 0
+        self._waiting_tokens = 0
+        self._running: list[Request] = []
+        self._wake = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._is_draining = False
+        self._window_ids: Iterator[int] = itertools.count(1)
+
+    @property
+    def queue_requests(self) -> int:
+        """Places taken: waiting, or being resolved."""
+        return self._waiting_places + self.reserved
+
+    def give_back(self, places: int) -> None:
+        """Reserved places that are needed no more."""
+        self.reserved -= places
+        self._note_idle()
+
+    @property
+    def queue_tokens(self) -> int:
+        """Prompt tokens waiting."""
+        return self._waiting_tokens
+
+    def reserve(self, places: int) -> Reservation:
+        """Hold places before any work is done for a request.
+
+        Raises:
+            Unavailable: the service takes no work now.
+            RequestTooLarge: more places than an empty queue has.
+            QueueFull: not so many now.
+        """
+        if (refusal := self._lifecycle.refusal()) is not None:
+            raise refusal
+        if places > self._max_requests:
+            raise RequestTooLarge(
+                f"{places} places are asked for and the queue has {self._max_requests}",
+                limit=self._max_requests,
+            )
+        if self.queue_requests + places > self._max_requests:
+            raise QueueFull(
+                f"the queue holds {self.queue_requests} of {self._max_requests} requests",
+                queue_depth=self.queue_requests,
+                limit=self._max_requests,
+            )
+        self.reserved += places
+        self._note_idle()
+        return Reservation(self, places)
+
+    def admit(self, reservation: Reservation, requests: Sequence[Request]) -> None:
+        """Take all of the requests into the queue, or none.
+
+        Raises:
+            Unavailable: the service has stopped taking work since the reservation.
+            RequestTooLarge: more prompt tokens than an empty queue takes.
+            QueueFull: more than it takes now.
+        """
+        if (refusal := self._lifecycle.refusal()) is not None:
+            raise refusal
+        self._check_tokens(sum(request.prompt_tokens for request in requests))
+        admitted = timings.now()
+        for request in requests:
+            reservation.shrink(request.places)
+            request.stamps.admitted = admitted
+            self._add(request)
+        self._wake.set()
+
+    def _check_tokens(self, tokens: int) -> None:
+        if tokens > self._max_tokens:
+            raise RequestTooLarge(
+                f"{tokens} prompt tokens are asked for and the queue takes {self._max_tokens}",
+                limit=self._max_tokens,
+            )
+        if self._waiting_tokens + tokens > self._max_tokens:
+            raise QueueFull(
+                f"the queue holds {self._waiting_tokens} of {self._max_tokens} prompt tokens",
+                queue_depth=self._waiting_tokens,
+                limit=self._max_tokens,
+            )
+
+    def _add(self, request: Request) -> None:
+        timer = None
+        if request.queue_timeout_s is not None:
+            timer = asyncio.get_running_loop().call_later(request.queue_timeout_s, self._expire, request)
+        self._waiting[request] = timer
+        self._waiting_places += request.places
+        self._waiting_tokens += request.prompt_tokens
+        request.future.add_done_callback(lambda future: self._done(request, future.cancelled()))
+
+    def _done(self, request: Request, caller_has_gone: bool) -> None:
+        if caller_has_gone:
+            self._metrics.disconnected.inc()
+        self._remove(request)
+
+    def _remove(self, request: Request) -> None:
+        """Take a request out of the queue, whatever the reason; harmless when it is not there."""
+        if request not in self._waiting:
+            return
+        timer = self._waiting.pop(request)
+        if timer is not None:
+            timer.cancel()
+        self._waiting_places -= request.places
+        self._waiting_tokens -= request.prompt_tokens
+        self._note_idle()
+        self._wake.set()
+
+    def _note_idle(self) -> None:
+        """Keep the event that ``drain`` waits for in step with what is held."""
+        if self.reserved or self._waiting or self._running:
+            self._idle.clear()
+        else:
+            self._idle.set()
+
+    def _expire(self, request: Request) -> None:
+        _refuse(request, QueueTimeout(f"waited {request.queue_timeout_s} s for a window"))
+
+    async def run(self) -> None:
+        """Gather and run windows, until cancelled. A failure in here is the end of the service."""
+        while True:
+            reason = await self._next_release()
+            await self._run_window(self._take(reason))
+
+    async def _next_release(self) -> Release:
+        """Wait until a window is due. Blocks without a clock while nothing waits."""
+        while True:
+            self._wake.clear()
+            if not self._waiting:
+                await self._wake.wait()
+                continue
+            oldest = next(iter(self._waiting)).stamps.admitted
+            now = timings.now()
+            reason = window_rule.release(len(self._waiting), oldest, self._limits, now, is_draining=self._is_draining)
+            if reason is not None:
+                return reason
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._wake.wait(), max(0.0, oldest + self._limits.max_wait_s - now))
+
+    def _take(self, reason: Release) -> Window:
+        """The members of the next window, out of the queue and stamped."""
+        chosen = window_rule.members(self._waiting, self._limits.batch_size)
+        self._running = chosen
+        for request in chosen:
+            self._remove(request)
+        dispatched = timings.now()
+        self._count_window(reason, chosen, dispatched)
+        return Window(next(self._window_ids), reason, chosen, dispatched, timings.wall_offset(), self._window_ids)
+
+    def _count_window(self, reason: Release, chosen: Sequence[Request], dispatched: float) -> None:
+        self._metrics.releases.labels(reason).inc()
+        self._metrics.window_size.observe(len(chosen))
+        self._metrics.window_fill.observe(len(chosen) / self._limits.batch_size)
+        for request in chosen:
+            self._metrics.window_wait.observe(max(0.0, dispatched - request.stamps.admitted))
+
+    async def _run_window(self, window: Window) -> None:
+        """One hop to the engine thread and one back; then every future of the window is done."""
+        try:
+            outcomes = await self._backend.generate(window)
+        except ServiceError as error:
+            self._refuse_all(window.requests, error)
+        except Exception as error:
+            logger.exception("window %d failed as a whole", window.id)
+            self._refuse_all(window.requests, GenerationFailed(f"the window failed: {type(error).__name__}: {error}"))
+        else:
+            self._settle(outcomes)
+        finally:
+            self._running = []
+            self._note_idle()
+
+    def _settle(self, outcomes: Sequence[Outcome]) -> None:
+        completed = timings.now()
+        for outcome in outcomes:
+            request = outcome.request
+            if request.future.done():
+                continue
+            request.stamps.dispatched, request.stamps.completed = outcome.window.dispatched, completed
+            if isinstance(outcome.result, Exception):
+                request.future.set_exception(outcome.result)
+            else:
+                request.future.set_result(Answer(request, outcome.result, outcome.window, outcome.position))
+
+    @staticmethod
+    def _refuse_all(requests: Sequence[Request], error: ServiceError) -> None:
+        for request in requests:
+            _refuse(request, error)
+
+    async def drain(self, timeout_s: float) -> bool:
+        """Send what waits at once; what is not answered within ``timeout_s`` seconds gets ``ShuttingDown``.
+
+        Returns:
+            Whether all accepted work got its result.
+        """
+        self._is_draining = True
+        self._wake.set()
+        try:
+            await asyncio.wait_for(self._idle.wait(), timeout_s)
+        except TimeoutError:
+            left = self.abandon(ShuttingDown("the service stopped before this request was done"))
+            logger.warning("drain_timeout_s has passed: %d requests were cut", left)
+            return left == 0
+        return True
+
+    def abandon(self, error: ServiceError) -> int:
+        """Fail all that waits and runs, at once; how many requests that were."""
+        left = [request for request in (*self._waiting, *self._running) if not request.future.done()]
+        self._refuse_all(left, error)
+        return len(left)
+
+    def engine_died(self, reason: str) -> None:
+        """Every waiting caller hears of it now; the engine's own call may never return."""
+        self.abandon(EngineDead(reason))
+
+
+def _refuse(request: Request, error: ServiceError) -> None:
+    """An error object of its own for each request: a traceback must not be shared."""
+    if not request.future.done():
+        request.future.set_exception(copy.copy(error))

@@ -1,0 +1,108 @@
+"""``batchserve serve`` and ``batchserve openapi``: the command line, the server and the process's exit code."""
+
+import asyncio
+import json
+import logging
+import os
+import socket
+import sys
+from typing import NoReturn
+
+from app.errors import StartError
+
+logger = logging.getLogger("batchserve")
+
+USAGE = """batchserve: offline batch inference with vLLM over HTTP
+
+  batchserve serve [--port 8000 ...]   start the service; serve --help lists the settings
+  batchserve openapi                   print the OpenAPI document
+"""
+EXIT_USAGE = 2
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run a command; the exit code."""
+    words = sys.argv[1:] if arguments is None else arguments
+    command, rest = (words[0], words[1:]) if words else ("help", [])
+    try:
+        if command == "serve":
+            serve(rest)
+        if command == "openapi":
+            return _print_openapi()
+    except StartError as error:
+        for line in str(error).splitlines():
+            print(f"batchserve: cannot start: {line}", file=sys.stderr, flush=True)
+        return 1
+    print(USAGE, end="")
+    return 0 if command in ("help", "--help", "-h") else EXIT_USAGE
+
+
+def _print_openapi() -> int:
+    from app.main import create_app
+    from app.settings import Settings
+
+    app = create_app(Settings(backend="fake"))
+    print(json.dumps(app.openapi(), indent=2, ensure_ascii=False))
+    return 0
+
+
+def serve(arguments: list[str]) -> NoReturn:
+    """Listen, load and serve until a signal; ends the process itself, with the lifecycle's exit code.
+
+    Raises:
+        StartError: a setting is wrong, or the port is taken.
+    """
+    from app import log
+    from app.main import create_app
+    from app.server import Server
+    from app.settings import load_settings
+
+    settings = load_settings(arguments)
+    log.configure(settings.log_level, settings.log_format)
+    app = create_app(settings)
+    listener = _listen(settings.host, settings.port)
+    url = _url(settings.host, listener)
+    logger.info("listening on %s; the model loads", url)
+    asyncio.run(Server(app, greeting=_greeting(url, bool(settings.api_key))).serve(sockets=[listener]))
+    service = app.state.service
+    service.backend.kill()
+    logging.shutdown()
+    sys.stdout.flush()
+    os._exit(service.lifecycle.exit_code)  # a call that still runs on the engine thread must not keep the process
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """The listening socket, before anything slow: a taken port is known at once.
+
+    Raises:
+        StartError: the address cannot be had.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, kind, protocol)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(2048)
+    except OSError as error:
+        raise StartError(
+            f"cannot listen on {host} port {port}: {error.strerror}; choose another with --port or --host"
+        ) from error
+    return listener
+
+
+def _url(host: str, listener: socket.socket) -> str:
+    shown = "127.0.0.1" if host in ("0.0.0.0", "::", "") else host
+    return (
+        f"http://[{shown}]:{listener.getsockname()[1]}"
+        if ":" in shown
+        else f"http://{shown}:{listener.getsockname()[1]}"
+    )
+
+
+def _greeting(url: str, key_needed: bool) -> str:
+    """Two lines to copy."""
+    head = "curl -s -H 'Content-Type: application/json'" + (" -H 'Authorization: Bearer KEY'" if key_needed else "")
+    one = {"messages": [{"role": "user", "content": "What is the capital of France?"}], "temperature": 0}
+    two = {"requests": [{"prompt": "The capital of France is"}, {"prompt": "2 + 2 ="}], "defaults": {"max_tokens": 8}}
+    lines = (f"{head} {url}/{route} -d '{json.dumps(body)}'" for route, body in (("generate", one), ("batch", two)))
+    return "\n".join((f"batchserve is ready at {url}", *lines))

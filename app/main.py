@@ -1,0 +1,193 @@
+"""``create_app``: the parts put together, started in order and stopped in reverse. No work at import."""
+
+import asyncio
+import contextlib
+import gc
+import logging
+from collections.abc import AsyncIterator
+from importlib import import_module, metadata
+
+from fastapi import FastAPI
+
+from app.api import docs, errors
+from app.api.edge import Edge
+from app.api.routes import router
+from app.backends.args import BackendArgs, parse_args
+from app.backends.registry import Backend
+from app.batching.batcher import Batcher
+from app.batching.window import WindowLimits
+from app.errors import EngineDead, ShuttingDown, StartError
+from app.lifecycle import Lifecycle, State
+from app.metrics import Metrics
+from app.models import embedded
+from app.service import Service
+from app.settings import Settings, load_settings
+
+logger = logging.getLogger("batchserve")
+
+DEAD_ANSWERS_S = 5.0
+"""How long a service with a dead engine answers 503 before the process ends."""
+CLOSE_TIMEOUT_S = 2.5
+"""With ``drain_timeout_s`` of 25 a stop stays within Kubernetes' grace of 30 seconds."""
+BACKEND_MODULES = {"vllm_offline": "app.backends.offline", "fake": "app.backends.fake"}
+
+DESCRIPTION = """Offline batch inference with vLLM over HTTP. Requests are gathered into windows, each window goes
+through one `LLM.generate()`, and every answer carries its own timings, taken from vLLM's `RequestStateStats`."""
+
+
+def create_app(settings: Settings | None = None, backend: Backend | None = None) -> FastAPI:
+    """The application.
+
+    Args:
+        settings: None reads the environment.
+        backend: None makes the one that the settings name.
+
+    Raises:
+        StartError: a setting is wrong.
+    """
+    settings = settings or load_settings()
+    service = _assemble(settings, backend or _make_backend(settings))
+    app = FastAPI(
+        title="Batchserve",
+        version=metadata.version("batchserve"),
+        description=DESCRIPTION,
+        lifespan=_lifespan,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+        root_path=settings.root_path,
+    )
+    app.state.service = service
+    app.include_router(router)
+    docs.install(app)
+    errors.install(app)
+    app.add_middleware(
+        Edge,
+        api_keys=settings.api_key,
+        root_path=settings.root_path,
+        is_draining=lambda: service.lifecycle.state not in (State.LOADING, State.READY),
+        count_error=lambda code: service.metrics.errors.labels(code).inc(),
+    )
+    return app
+
+
+def _make_backend(settings: Settings) -> Backend:
+    if settings.backend in BACKEND_MODULES:
+        import_module(BACKEND_MODULES[settings.backend])
+    return Backend.create(backend_args(settings))
+
+
+def backend_args(settings: Settings) -> BackendArgs:
+    """What the settings say to the backend; ``request_format`` only when somebody has set it.
+
+    Raises:
+        StartError: an unknown backend, or a wrong value for it.
+    """
+    own = {
+        "vllm_offline": {"vllm_config": settings.vllm_config, "engine_process": settings.engine_process},
+        "fake": settings.fake_config,
+    }
+    asked = {"request_format": settings.request_format} if "request_format" in settings.model_fields_set else {}
+    return parse_args(
+        {
+            "kind": settings.backend,
+            "model": settings.model,
+            "served_model_name": settings.model_name,
+            "batch_size": settings.batch_size,
+            "default_max_tokens": settings.default_max_tokens,
+            "image_placeholder": settings.image_placeholder,
+            "audio_placeholder": settings.audio_placeholder,
+            **asked,
+            **own.get(settings.backend, {}),
+        }
+    )
+
+
+def _assemble(settings: Settings, backend: Backend) -> Service:
+    lifecycle, metrics = Lifecycle(), Metrics()
+    batcher = Batcher(
+        backend,
+        WindowLimits(settings.batch_size, settings.max_wait_ms / 1000),
+        max_queue_requests=settings.max_queue_requests,
+        max_queue_tokens=settings.max_queue_tokens,
+        lifecycle=lifecycle,
+        metrics=metrics,
+    )
+    metrics.watch(
+        queue_requests=lambda: batcher.queue_requests,
+        queue_tokens=lambda: batcher.queue_tokens,
+        ready=lambda: lifecycle.state is State.READY,
+    )
+    return Service(settings, backend, batcher, lifecycle, metrics)
+
+
+@contextlib.asynccontextmanager
+async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
+    """Listen at once, load beside it; at the end drain, unless that has been done, and close."""
+    service: Service = app.state.service
+    batcher = asyncio.create_task(service.batcher.run(), name="batcher")
+    batcher.add_done_callback(lambda task: _on_batcher_end(service, task))
+    tasks = [batcher, asyncio.create_task(_start(service), name="start")]
+    try:
+        yield
+    finally:
+        await stop(service)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await service.backend.close(CLOSE_TIMEOUT_S)
+        service.parser.shutdown(wait=False, cancel_futures=True)
+
+
+async def _start(service: Service) -> None:
+    """Prepare the model, open the backend, then watch over it."""
+    try:
+        await _prepare_model(service)
+        await service.backend.open()
+    except StartError as error:
+        service.lifecycle.fail(str(error))
+        return
+    except Exception as error:
+        logger.exception("the start failed")
+        service.lifecycle.fail(f"{type(error).__name__}: {error}")
+        return
+    gc.collect()
+    gc.freeze()  # what is loaded by now stays: the collector need not look at it again
+    service.lifecycle.ready()
+    assert service.backend.death is not None
+    await _die(service, await service.backend.death)
+
+
+async def _prepare_model(service: Service) -> None:
+    """The embedded model becomes a folder; anything else is vLLM's to find."""
+    if service.settings.model != embedded.EMBEDDED or service.settings.backend == "fake":
+        return
+    try:
+        folder = await asyncio.to_thread(embedded.prepare, logger.info)
+    except embedded.EmbeddedModelError as error:
+        raise StartError(str(error)) from error
+    service.backend.args = service.backend.args.model_copy(update={"model": str(folder)})
+
+
+def _on_batcher_end(service: Service, task: "asyncio.Task[None]") -> None:
+    """The batcher ends only when it is cancelled; anything else is the end of the service."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        logger.error("the batcher has ended", exc_info=error)
+        asyncio.get_running_loop().create_task(_die(service, f"the batcher has ended: {type(error).__name__}: {error}"))
+
+
+async def _die(service: Service, reason: str) -> None:
+    """Fail who waits, answer 503 for a while, then end the process."""
+    service.lifecycle.die(reason)
+    service.batcher.abandon(EngineDead(reason))
+    await asyncio.sleep(DEAD_ANSWERS_S)
+    service.lifecycle.is_over.set()
+
+
+async def stop(service: Service) -> None:
+    """Refuse new work and finish what was accepted, within ``drain_timeout_s``. May be called again."""
+    lifecycle = service.lifecycle
+    lifecycle.drain()
+    if lifecycle.state is State.DRAINING and not await service.batcher.drain(service.settings.drain_timeout_s):
+        lifecycle.cut_short()
+    service.batcher.abandon(ShuttingDown(lifecycle.reason))

@@ -1,0 +1,109 @@
+"""Sampling settings as plain values, under vLLM's names, with the bounds that hold for every backend."""
+
+from typing import Annotated, Any
+
+from pydantic import Field, FiniteFloat, model_validator
+from pydantic_core import PydanticCustomError
+
+from app.prompts.strict import StrictModel
+
+MAX_N = 128
+MAX_STOP_STRINGS = 64
+MAX_STOP_CHARS = 1000
+MAX_STOP_TOKEN_IDS = 1024
+MAX_BAD_WORDS = 1024
+MAX_LOGPROBS = 20
+MAX_LOGIT_BIAS = 1024
+MAX_TOKENS = 2**31 - 1
+MIN_SEED, MAX_SEED = -(2**63), 2**63 - 1
+
+StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
+TokenKey = Annotated[str, Field(pattern=r"^-?\d{1,18}$")]
+
+
+class SamplingFields(StrictModel):
+    """The sampling part of a ``/generate`` body. Not given: the model's own generation defaults."""
+
+    max_tokens: int | None = Field(
+        None,
+        ge=1,
+        le=MAX_TOKENS,
+        description="Most tokens to generate; default: `default_max_tokens`. At the end of the context the "
+        "answer ends with `finish_reason: length`.",
+    )
+    min_tokens: int | None = Field(
+        None,
+        ge=0,
+        le=MAX_TOKENS,
+        description="Tokens to generate before end-of-sequence or a stop token may end it.",
+    )
+    temperature: FiniteFloat | None = Field(None, ge=0, le=2, description="0 is greedy.")
+    top_p: FiniteFloat | None = Field(None, gt=0, le=1, description="Cumulative probability of the tokens considered.")
+    top_k: int | None = Field(
+        None,
+        ge=-1,
+        le=MAX_TOKENS,
+        description="How many of the likeliest tokens are considered; 0 or -1: all.",
+    )
+    min_p: FiniteFloat | None = Field(
+        None, ge=0, le=1, description="Least probability relative to the likeliest token."
+    )
+    n: int | None = Field(
+        None,
+        ge=1,
+        le=MAX_N,
+        description="How many outputs; each takes one place in the queue. More than 1 needs a temperature above 0.",
+    )
+    seed: int | None = Field(None, ge=MIN_SEED, le=MAX_SEED, description="Seed of this request, 64 signed bits.")
+    stop: StopString | Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS)] | None = Field(
+        None, description="A string or list of strings that end the text; not part of it."
+    )
+    stop_token_ids: list[int] | None = Field(
+        None, max_length=MAX_STOP_TOKEN_IDS, description="Token ids that end the text."
+    )
+    ignore_eos: bool | None = Field(None, description="Go on after end-of-sequence.")
+    presence_penalty: FiniteFloat | None = Field(None, ge=-2, le=2)
+    frequency_penalty: FiniteFloat | None = Field(None, ge=-2, le=2)
+    repetition_penalty: FiniteFloat | None = Field(None, gt=0, le=1e6)
+    logit_bias: dict[TokenKey, FiniteFloat] | None = Field(
+        None,
+        max_length=MAX_LOGIT_BIAS,
+        description="Token id (as a string) to bias; vLLM clamps to -100 … 100.",
+    )
+    logprobs: int | None = Field(
+        None,
+        ge=0,
+        le=MAX_LOGPROBS,
+        description="How many likeliest tokens to list beside each generated one.",
+    )
+    prompt_logprobs: int | None = Field(
+        None, ge=0, le=MAX_LOGPROBS, description="The same for each token of the prompt."
+    )
+    skip_special_tokens: bool | None = Field(None, description="Leave special tokens out of the text; default true.")
+    include_stop_str_in_output: bool | None = Field(
+        None, description="Keep the stop string in the text; default false."
+    )
+    bad_words: Annotated[list[StopString], Field(max_length=MAX_BAD_WORDS)] | None = Field(
+        None, description="Words that must not be generated."
+    )
+
+    @model_validator(mode="after")
+    def _min_within_max(self) -> "SamplingFields":
+        if self.min_tokens is not None and self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise PydanticCustomError("min_over_max", "min_tokens is larger than max_tokens", {"param": "min_tokens"})
+        return self
+
+    @property
+    def places(self) -> int:
+        """How many places in the queue this request takes."""
+        return self.n or 1
+
+    def given(self) -> dict[str, Any]:
+        """The sampling settings that the caller gave, by name; token ids of ``logit_bias`` as integers."""
+        values = {name: getattr(self, name) for name in SamplingFields.model_fields}
+        settings = {name: value for name, value in values.items() if value is not None}
+        if bias := settings.get("logit_bias"):
+            settings["logit_bias"] = {int(token): value for token, value in bias.items()}
+        if isinstance(stop := settings.get("stop"), str):
+            settings["stop"] = [stop]
+        return settings

@@ -1,0 +1,195 @@
+"""The body of ``/generate``: what one request may hold. One definition for the wire and for the backends."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    AfterValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    FiniteFloat,
+    SkipValidation,
+    Tag,
+    field_validator,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
+
+from app.prompts.sampling import MAX_TOKENS, SamplingFields
+from app.prompts.strict import StrictModel
+
+MAX_MESSAGES = 4096
+MAX_PARTS = 16384
+MAX_COLUMN_ITEMS = 4096
+MAX_LABEL_CHARS = 256
+PROMPT_FORMS = ("prompt", "prompt_token_ids", "messages", "columns")
+
+
+class TextPart(StrictModel):
+    """A content part of a chat message; this service takes text."""
+
+    type: Literal["text"]
+    text: str
+
+
+def _content_kind(content: Any) -> str:
+    return "~parts" if isinstance(content, list) else "~text"
+
+
+Content = Annotated[
+    Annotated[str, Tag("~text")] | Annotated[list[TextPart], Field(max_length=MAX_PARTS), Tag("~parts")],
+    Discriminator(_content_kind),
+]
+
+
+class ChatMessage(StrictModel):
+    """One message of a conversation, as in OpenAI's chat API."""
+
+    role: str = Field(min_length=1, max_length=64, examples=["user"])
+    content: Content | None = None
+    name: str | None = None
+    tool_calls: list[dict[str, Any]] | None = Field(None, max_length=MAX_PARTS)
+    tool_call_id: str | None = None
+    reasoning: str | None = None
+
+    @property
+    def text_parts(self) -> list[str]:
+        """The texts of the message, in order."""
+        if self.content is None:
+            return []
+        return [self.content] if isinstance(self.content, str) else [part.text for part in self.content]
+
+
+class Columns(StrictModel):
+    """A row of a data set. Prefixes become the system message, texts the user's."""
+
+    prefix_column: list[str] = Field(default_factory=list, max_length=MAX_COLUMN_ITEMS)
+    text_column: list[str] = Field(default_factory=list, max_length=MAX_COLUMN_ITEMS)
+    image_column: list[Any] = Field(
+        default_factory=list, max_length=MAX_COLUMN_ITEMS, description="Not served yet: must be empty."
+    )
+    audio_column: list[Any] = Field(
+        default_factory=list, max_length=MAX_COLUMN_ITEMS, description="Not served yet: must be empty."
+    )
+
+    @model_validator(mode="after")
+    def _text_only(self) -> "Columns":
+        for name in ("image_column", "audio_column"):
+            if getattr(self, name):
+                raise PydanticCustomError(
+                    "media", "images and audio are not served; leave {param} empty", {"param": name}
+                )
+        if not any(self.text_column) and not any(self.prefix_column):
+            raise PydanticCustomError("empty", "text_column holds no text", {"param": "text_column"})
+        return self
+
+    def messages(self) -> list[ChatMessage]:
+        """The conversation that the row stands for."""
+        system, user = " ".join(filter(None, self.prefix_column)), "".join(self.text_column)
+        pairs = (("system", system), ("user", user))
+        return [ChatMessage(role=role, content=text) for role, text in pairs if text]
+
+
+def _a_list(value: Any) -> Any:
+    if not isinstance(value, list):
+        raise PydanticCustomError("list_type", "must be a list of token ids")
+    return value
+
+
+TokenIds = Annotated[SkipValidation[list[int]], AfterValidator(_a_list)]
+"""Only the outside is checked here: five million ids would hold the interpreter for half a second.
+The backend checks the length against the context first, then the ids one by one."""
+
+
+class PromptFields(StrictModel):
+    """The prompt part of a ``/generate`` body: exactly one of the four forms."""
+
+    prompt: str | None = Field(
+        None,
+        description="A text, never templated; gets the tokenizer's special tokens.",
+        examples=["The capital of France is"],
+    )
+    prompt_token_ids: TokenIds | None = Field(None, description="Token ids, taken as they are.")
+    messages: list[ChatMessage] | None = Field(
+        None,
+        max_length=MAX_MESSAGES,
+        description="A conversation; `request_format` says how it becomes text.",
+    )
+    columns: Columns | None = Field(None, description="A data-set row; `request_format` says how it becomes text.")
+
+    @field_validator("messages", mode="before")
+    @classmethod
+    def _not_too_many_parts(cls, value: Any) -> Any:
+        if isinstance(value, list) and len(value) <= MAX_MESSAGES:
+            contents = (message.get("content") for message in value if isinstance(message, dict))
+            if sum(len(content) for content in contents if isinstance(content, list)) > MAX_PARTS:
+                raise PydanticCustomError("too_many_parts", "at most {limit} content parts", {"limit": MAX_PARTS})
+        return value
+
+    @model_validator(mode="after")
+    def _exactly_one_form(self) -> "PromptFields":
+        given = [form for form in PROMPT_FORMS if getattr(self, form) is not None]
+        if not given:
+            raise PydanticCustomError(
+                "no_prompt", "give one of prompt, prompt_token_ids, messages, columns", {"param": "prompt"}
+            )
+        if len(given) > 1:
+            raise PydanticCustomError(
+                "two_prompts", "give only one of {names}", {"names": ", ".join(given), "param": given[1]}
+            )
+        if len(getattr(self, given[0]) if given[0] != "columns" else "-") == 0:
+            raise PydanticCustomError("empty", "must not be empty", {"param": given[0]})
+        return self
+
+
+class OptionFields(StrictModel):
+    """What is neither prompt nor sampling: how to render, when to go, what to give back."""
+
+    chat_template_kwargs: dict[str, Any] | None = Field(
+        None, max_length=64, description="Further variables for the chat template."
+    )
+    add_generation_prompt: bool | None = Field(
+        None, description="End the rendered conversation with the head of the answer; default true."
+    )
+    continue_final_message: bool | None = Field(
+        None, description="Let the model go on with the last message; default false."
+    )
+    truncate_prompt_tokens: int | None = Field(
+        None, ge=1, le=MAX_TOKENS, description="Keep only the last so many tokens of the prompt."
+    )
+    model: str | None = Field(None, description="Checked against the served model when given.")
+    priority: int = Field(
+        0, ge=-100, le=100, description="Lower goes first; the oldest waiting request always gets a place."
+    )
+    queue_timeout_s: FiniteFloat | None = Field(
+        None,
+        gt=0,
+        description="Longest wait for a window in seconds; may only shorten the service's setting.",
+    )
+    return_token_ids: bool = Field(False, description="Fill `token_ids` of the outputs.")
+
+
+class BatchDefaults(OptionFields, SamplingFields):
+    """Fields for all items of a `/batch`; an item's own win."""
+
+
+class GenerateRequest(PromptFields, OptionFields, SamplingFields):
+    """One prompt with its sampling settings: the body of `POST /generate` and an item of a `/batch`."""
+
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{"prompt": "The capital of France is", "max_tokens": 8, "temperature": 0}]}
+    )
+
+    request_id: str | None = Field(
+        None, max_length=MAX_LABEL_CHARS, description="The caller's own label, echoed; need not be unique."
+    )
+
+    @model_validator(mode="after")
+    def _one_way_to_end(self) -> "GenerateRequest":
+        if self.continue_final_message and self.add_generation_prompt:
+            raise PydanticCustomError(
+                "exclusive",
+                "add_generation_prompt and continue_final_message exclude each other",
+                {"param": "continue_final_message"},
+            )
+        return self

@@ -1,0 +1,139 @@
+"""What crosses the thread: a request, its stamps and future; a window; what comes back.
+
+A ``Request`` is made on the event loop once its body has been resolved, waits in the batcher,
+goes to the engine thread inside a ``Window`` and comes back as an ``Outcome``.
+"""
+
+import asyncio
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from app.timings import EngineStats, Stamps
+
+Release = Literal["full", "max_wait", "drain"]
+
+
+def new_id(prefix: str) -> str:
+    """An id that is unique across processes. Not from ``random``: vLLM seeds that."""
+    return f"{prefix}-{uuid.uuid4().hex}"
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """A body turned into what an engine takes.
+
+    Attributes:
+        prompt_token_ids: the whole prompt, special tokens included.
+        params: the backend's own sampling object, fresh for this request.
+        sampling: the settings that are in effect, as plain values, for the answer.
+    """
+
+    prompt_token_ids: list[int]
+    params: Any
+    sampling: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """One generated sequence. ``logprobs`` has one entry a token, already in the wire's shape."""
+
+    index: int
+    text: str
+    token_ids: list[int]
+    finish_reason: Literal["stop", "length"]
+    stop_reason: int | str | None
+    logprobs: list[dict[str, Any]] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """All that an engine gave for one request."""
+
+    outputs: list[Output]
+    prompt_logprobs: list[dict[str, Any] | None] | None
+    cached_tokens: int | None
+    stats: EngineStats | None
+
+    @property
+    def completion_tokens(self) -> int:
+        """Generated tokens of all outputs, counted from the engine's ids."""
+        return sum(len(output.token_ids) for output in self.outputs)
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One prompt with its sampling settings, from admission to settlement.
+
+    Attributes:
+        places: how much of ``max_queue_requests`` it takes: its ``n``.
+        priority: lower goes first, as in vLLM.
+        queue_timeout_s: the longest it may wait for a window, in seconds; None is no limit.
+        future: settled once, on the event loop, with an ``Answer`` or a ``ServiceError``.
+    """
+
+    resolved: Resolved
+    places: int
+    priority: int
+    queue_timeout_s: float | None
+    stamps: Stamps
+    future: "asyncio.Future[Answer]"
+    id: str = field(default_factory=lambda: new_id("gen"))
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Length of the prompt in tokens."""
+        return len(self.resolved.prompt_token_ids)
+
+
+@dataclass(slots=True, eq=False)
+class Window:
+    """The requests of one ``LLM.generate()`` call.
+
+    Attributes:
+        id: counts up within a process, over re-runs of a part as well.
+        dispatched: monotonic seconds when it went to the engine thread.
+        offset: wall clock minus monotonic clock in seconds, measured for this window.
+        ids: where the ids of windows come from, so that ``split`` can number its halves.
+    """
+
+    id: int
+    release: Release
+    requests: list[Request]
+    dispatched: float
+    offset: float
+    ids: Iterator[int]
+
+    def split(self) -> "tuple[Window, Window]":
+        """Two windows with ids of their own, each with half of the requests."""
+        middle = (len(self.requests) + 1) // 2
+        first, second = (
+            Window(next(self.ids), self.release, part, self.dispatched, self.offset, self.ids)
+            for part in (self.requests[:middle], self.requests[middle:])
+        )
+        return first, second
+
+    def describe(self, position: int | None) -> dict[str, Any]:
+        """The ``window`` object of the answer of the request at ``position``."""
+        return {"id": self.id, "size": len(self.requests), "position": position, "release": self.release}
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What one run of a window gave for one of its requests: a generation or the error it gets."""
+
+    request: Request
+    window: Window
+    position: int
+    result: Generation | Exception
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a request's future resolves to."""
+
+    request: Request
+    generation: Generation
+    window: Window | None
+    position: int | None

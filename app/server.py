@@ -1,0 +1,96 @@
+"""uvicorn's server with a stop of our own: the socket stays open until the last accepted request is answered."""
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+import uvicorn
+from fastapi import FastAPI
+
+from app.lifecycle import State
+from app.main import stop
+from app.service import Service
+
+logger = logging.getLogger("batchserve")
+
+FLUSH_S = 2
+"""How long the server waits for answers to leave, once the work is done."""
+
+
+class Server(uvicorn.Server):
+    """Serves until a signal comes or the lifecycle is over.
+
+    Args:
+        app: from ``create_app``.
+        greeting: printed when the service turns ready.
+    """
+
+    def __init__(self, app: FastAPI, greeting: str) -> None:
+        service: Service = app.state.service
+        super().__init__(
+            uvicorn.Config(
+                app,
+                log_config=None,
+                access_log=False,
+                timeout_keep_alive=service.settings.keep_alive_s,
+                timeout_graceful_shutdown=FLUSH_S,
+                server_header=False,
+                ws="none",
+            )
+        )
+        self._service = service
+        self._greeting = greeting
+        self._signals = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        """Serve, say when it is ready, and end when the lifecycle does."""
+        self._loop = asyncio.get_running_loop()
+        self._spawn(self._greet())
+        self._spawn(self._end_when_over())
+        await super().serve(sockets)
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Our handlers instead of uvicorn's, which raise the signal again after a clean stop."""
+        before = {number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _on_signal(self, number: int, _: FrameType | None) -> None:
+        self._signals += 1
+        if self._signals > 1:
+            self._service.backend.kill()
+            os._exit(128 + number)
+        self._loop.call_soon_threadsafe(lambda: self._spawn(self._stop(number)))
+
+    async def _stop(self, number: int) -> None:
+        logger.info("%s: finishing accepted work; a second signal ends at once", signal.Signals(number).name)
+        await stop(self._service)
+        self.should_exit = True
+
+    async def _greet(self) -> None:
+        await self._service.lifecycle.has_loaded.wait()
+        if self._service.lifecycle.state is State.READY:
+            print(self._greeting, flush=True)
+
+    async def _end_when_over(self) -> None:
+        await self._service.lifecycle.is_over.wait()
+        if self._service.lifecycle.state is State.FAILED:
+            for line in self._service.lifecycle.reason.splitlines():
+                print(f"batchserve: cannot start: {line}", file=sys.stderr, flush=True)
+        self.should_exit = True

@@ -1,0 +1,26 @@
+"""The parts of a running service, made by ``create_app`` and handed to the routes."""
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+from app.backends.registry import Backend
+from app.batching.batcher import Batcher
+from app.lifecycle import Lifecycle
+from app.metrics import Metrics
+from app.settings import Settings
+
+
+@dataclass(slots=True)
+class Service:
+    """What a route needs; no logic of its own.
+
+    Attributes:
+        parser: decodes large bodies.
+    """
+
+    settings: Settings
+    backend: Backend
+    batcher: Batcher
+    lifecycle: Lifecycle
+    metrics: Metrics
+    parser: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(2, thread_name_prefix="parse"))

@@ -1,0 +1,192 @@
+"""The settings, and the only reader (and writer) of the environment.
+
+Command line over ``BATCHSERVE_*`` environment over the defaults below.
+"""
+
+import difflib
+import os
+from collections.abc import Set as AbstractSet
+from typing import Any, Literal
+
+from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic_settings import BaseSettings, CliSettingsSource, SettingsConfigDict
+
+from app.errors import StartError
+from app.models.embedded import EMBEDDED
+
+PREFIX = "BATCHSERVE_"
+
+
+class Settings(BaseSettings):
+    """What can be set, each with its unit and reason. Frozen once made."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=PREFIX, frozen=True, extra="forbid", protected_namespaces=(), env_ignore_empty=True
+    )
+
+    model: str = Field(
+        EMBEDDED,
+        min_length=1,
+        description="A Hugging Face id, a folder, or the model that comes with a package.",
+    )
+    served_model_name: str | None = Field(
+        None, min_length=1, description="The model's name in answers and requests; default: `model`."
+    )
+    backend: str = Field("vllm_offline", description="`vllm_offline`, or `fake` for development without a model.")
+    batch_size: int = Field(32, ge=1, le=65536, description="Most requests in one window.")
+    max_wait_ms: float = Field(
+        10,
+        ge=0,
+        le=3_600_000,
+        allow_inf_nan=False,
+        description="Longest wait of a window's oldest request for others, in milliseconds.",
+    )
+    engine_process: Literal["auto", "inline", "separate"] = Field(
+        "auto",
+        description="Where vLLM's engine core runs: `inline` in this process, `separate` in a child; `auto`: inline "
+        "on a CPU with one worker.",
+    )
+    vllm_config: dict[str, Any] = Field(
+        default_factory=dict, description="JSON, passed through to vLLM's `EngineArgs`."
+    )
+    fake_config: dict[str, Any] = Field(
+        default_factory=dict,
+        description="JSON for the `fake` backend: `open_s`, `step_ms`, `max_model_len`, `faults`.",
+    )
+    request_format: str = Field(
+        "default-template",
+        min_length=1,
+        description="`plain`, `default-template`, a template file, or an inline Jinja2 template.",
+    )
+    image_placeholder: str = Field("<image>", min_length=1, description="Marks an image in `plain` text.")
+    audio_placeholder: str = Field("<|audio|>", min_length=1, description="Marks an audio in `plain` text.")
+    default_max_tokens: int = Field(256, ge=1, description="Tokens to generate when the request does not say.")
+    max_queue_requests: int = Field(8192, ge=1, description="Places in the queue; a request takes `n` of them.")
+    max_queue_tokens: int = Field(8 * 2**20, ge=1, description="Prompt tokens in the queue.")
+    max_batch_requests: int = Field(4096, ge=1, description="Most requests in one `/batch`.")
+    max_body_bytes: int = Field(32 * 2**20, ge=1024, description="Largest body in bytes.")
+    queue_timeout_s: float | None = Field(
+        None, gt=0, allow_inf_nan=False, description="Longest wait for a window in seconds; none: no limit."
+    )
+    drain_timeout_s: float = Field(
+        25,
+        ge=0,
+        allow_inf_nan=False,
+        description="Longest time for accepted work after a stop signal, in seconds; 25 fits Kubernetes' grace of 30.",
+    )
+    keep_alive_s: int = Field(
+        75,
+        ge=1,
+        description="How long an idle connection stays open, in seconds; above the 60 of common gateways.",
+    )
+    api_key: tuple[str, ...] = Field((), description="Bearer keys, may repeat; none: no key is asked for.")
+    root_path: str = Field("", description="Path prefix behind a gateway, such as `/llm`.")
+    host: str = Field("127.0.0.1", description="Address to listen on.")
+    port: int = Field(8000, ge=0, le=65535, description="Port to listen on; 0: any free one.")
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="How much is logged.")
+    log_format: Literal["text", "json"] = Field("text", description="`json` for machines.")
+
+    @field_validator("api_key", mode="before")
+    @classmethod
+    def _one_or_more_keys(cls, value: Any) -> Any:
+        """A plain string is one key; commas part several."""
+        keys = value.split(",") if isinstance(value, str) else value
+        return tuple(key.strip() for part in keys for key in str(part).split(",") if key.strip())
+
+    @field_validator("api_key")
+    @classmethod
+    def _ascii_keys(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if not all(key.isascii() and key.isprintable() and " " not in key for key in value):
+            raise ValueError("a key is printable ASCII without spaces: it travels in a header")
+        return value
+
+    @field_validator("root_path")
+    @classmethod
+    def _clean_prefix(cls, value: str) -> str:
+        if value and not value.startswith("/"):
+            raise ValueError("starts with a slash")
+        return value.rstrip("/")
+
+    @model_validator(mode="after")
+    def _a_batch_fits_the_queue(self) -> "Settings":
+        if self.max_queue_requests < self.max_batch_requests:
+            raise ValueError(
+                f"max_queue_requests ({self.max_queue_requests}) is smaller than max_batch_requests "
+                f"({self.max_batch_requests}), so that a full batch would never fit: raise the one or lower the other"
+            )
+        return self
+
+    @property
+    def model_name(self) -> str:
+        """The name that answers carry."""
+        return self.served_model_name or self.model
+
+
+def load_settings(arguments: list[str] | None = None) -> Settings:
+    """The settings from the command line and the environment.
+
+    Args:
+        arguments: command-line words such as ``["--port", "8001"]``; None reads the environment alone.
+
+    Raises:
+        StartError: one line for each mistake.
+    """
+    _refuse_unknown_variables()
+    try:
+        if arguments is None:
+            return Settings()
+        source: CliSettingsSource[Settings] = CliSettingsSource(
+            Settings,
+            cli_parse_args=arguments,
+            cli_prog_name="batchserve serve",
+            cli_kebab_case=True,
+            cli_hide_none_type=True,
+            cli_avoid_json=False,
+        )
+        return Settings(_cli_settings_source=source)
+    except ValidationError as error:
+        raise StartError("\n".join(_line(item) for item in error.errors(include_url=False))) from error
+
+
+def _line(item: Any) -> str:
+    """One mistake as one line; a key is never shown."""
+    name = ".".join(str(part) for part in item["loc"])
+    message = item["msg"].removeprefix("Value error, ")
+    given = "" if name.startswith("api_key") or not name else f" (got {item['input']!r:.100})"
+    hint = ""
+    if name == "port" and str(item["input"]).startswith("tcp://"):
+        hint = "; Kubernetes sets this variable for a Service called batchserve: turn enableServiceLinks off"
+    return f"{name or 'settings'}: {message}{given}{hint}"
+
+
+def _refuse_unknown_variables() -> None:
+    """A mistyped variable would be ignored in silence.
+
+    Raises:
+        StartError: names it and the near ones.
+    """
+    known = {PREFIX + name.upper() for name in Settings.model_fields}
+    given = {name for name in os.environ if name.upper().startswith(PREFIX)}
+    for name in sorted(given):
+        near = difflib.get_close_matches(name.upper(), known, n=1, cutoff=0.85)
+        if name.upper() not in known and near:
+            raise StartError(f"environment: {name} is not a setting; did you mean {near[0]}?")
+
+
+def set_engine_environment(wanted: dict[str, str], *, forced: AbstractSet[str]) -> dict[str, tuple[str, bool]]:
+    """Set variables that the engine's libraries read.
+
+    Args:
+        wanted: value by name.
+        forced: names that are set even when the environment has them already.
+
+    Returns:
+        By name: the value in force, and whether it is ours.
+    """
+    in_force = {}
+    for name, value in wanted.items():
+        is_ours = name in forced or name not in os.environ
+        if is_ours:
+            os.environ[name] = value
+        in_force[name] = (os.environ[name], is_ours)
+    return in_force
