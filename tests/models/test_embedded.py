@@ -132,9 +132,7 @@ def flip_a_byte(file: Path) -> None:
         pytest.param(lambda folder: flip_a_byte(folder / "model.safetensors"), id="one bit is wrong"),
         pytest.param(lambda folder: (folder / "manifest.json").unlink(), id="no manifest"),
         pytest.param(lambda folder: (folder / "manifest.json").write_text("{"), id="half a manifest"),
-        pytest.param(
-            lambda folder: (folder / "manifest.json").write_text('{"files": {}}'), id="empty manifest"
-        ),
+        pytest.param(lambda folder: (folder / "manifest.json").write_text('{"files": {}}'), id="empty manifest"),
         pytest.param(lambda folder: (folder / "manifest.json").write_text("[]"), id="a foreign manifest"),
         pytest.param(put_a_file_in_place_of, id="a file in its place"),
     ],
@@ -152,9 +150,7 @@ def test_a_damaged_folder_is_built_again(builder: Builder, damage: Callable[[Pat
     assert names_beside(folder) == {folder.name, f"{folder.name}.lock"}
 
 
-def test_another_source_or_format_gets_a_folder_of_its_own(
-    builder: Builder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_source_or_format_gets_a_folder_of_its_own(builder: Builder, monkeypatch: pytest.MonkeyPatch) -> None:
     first = embedded.folder()
     monkeypatch.setattr(embedded, "_FORMAT_VERSION", embedded._FORMAT_VERSION + 1)
     second = embedded.folder()
@@ -257,9 +253,7 @@ def test_a_full_disk_is_told_with_what_to_free(builder: Builder) -> None:
         embedded.prepare()
 
 
-def test_too_little_space_is_noticed_before_building(
-    builder: Builder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_too_little_space_is_noticed_before_building(builder: Builder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(embedded, "_SPACE_NEEDED_BYTES", 2**62)
 
     with pytest.raises(embedded.EmbeddedModelError, match="disk is full"):
@@ -346,9 +340,7 @@ def test_a_child_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
 
 
 def test_importing_the_module_imports_nothing_heavy() -> None:
-    script = (
-        "import sys, app.models.embedded; print({'torch', 'transformers', 'gguf', 'vllm'} & set(sys.modules))"
-    )
+    script = "import sys, app.models.embedded; print({'torch', 'transformers', 'gguf', 'vllm'} & set(sys.modules))"
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
 
     assert run.stdout.strip() == "set()"
@@ -391,7 +383,8 @@ def test_the_real_model_is_built_and_knows_the_capital_of_france(cache: Path) ->
 
     assert verified_s < built_s / 4
     assert "<|im_start|>" in (folder / "chat_template.jinja").read_text()
-    assert json.loads((folder / "generation_config.json").read_text())["eos_token_id"] == 2
+    generation = json.loads((folder / "generation_config.json").read_text())
+    assert (generation["eos_token_id"], generation["temperature"], generation["top_p"]) == (2, 0.2, 0.9)
     assert "Paris" in answer(folder, "What is the capital of France?")
 
 

@@ -76,9 +76,7 @@ class Checkout:
         write_script(self.bin / name, text)
         return self.bin / name
 
-    def start(
-        self, script: str, *arguments: str, cwd: Path | None = None, **environment: str
-    ) -> subprocess.Popen[str]:
+    def start(self, script: str, *arguments: str, cwd: Path | None = None, **environment: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
             [self.root / script, *arguments],
             cwd=cwd or self.root.parent,
@@ -170,9 +168,7 @@ def test_a_second_run_does_nothing_and_says_nothing(checkout: Checkout) -> None:
 
 
 @pytest.mark.parametrize("changed", ["requirements/cpu.lock", "pyproject.toml"])
-def test_what_decides_the_installation_makes_it_anew_when_it_changes(
-    checkout: Checkout, changed: str
-) -> None:
+def test_what_decides_the_installation_makes_it_anew_when_it_changes(checkout: Checkout, changed: str) -> None:
     checkout.run("scripts/setup")
     checkout.calls()
     with (checkout.root / changed).open("a") as file:
@@ -252,15 +248,11 @@ REFUSED = "WARNING: Retrying (Retry(total=0, connect=None)) after connection bro
     ("environment", "told"),
     [
         pytest.param({"FAKE_TOO_OLD": "1"}, "no Python 3.11 or newer found: install", id="python too old"),
-        pytest.param(
-            {"SETUP_PYTHON": "/nowhere/python"}, "no Python 3.11 or newer", id="named python missing"
-        ),
+        pytest.param({"SETUP_PYTHON": "/nowhere/python"}, "no Python 3.11 or newer", id="named python missing"),
         pytest.param({"FAKE_NO_ENSUREPIP": "1"}, "apt-get install python3-venv", id="no venv module"),
         pytest.param({"SETUP_TARGET": "tpu"}, "it can be cpu or gpu", id="unknown target"),
         pytest.param({"FAKE_PIP": f'echo "{REFUSED}"; exit 1'}, "check the network", id="no network"),
-        pytest.param(
-            {"FAKE_PIP": 'echo "[Errno 28] No space left on device"; exit 1'}, "disk is full", id="disk"
-        ),
+        pytest.param({"FAKE_PIP": 'echo "[Errno 28] No space left on device"; exit 1'}, "disk is full", id="disk"),
         pytest.param(
             {"FAKE_PIP": 'echo "ERROR: No matching distribution found for torch==2.13.0+cpu"; exit 1'},
             "no build of torch==2.13.0+cpu for Python 3.11.99",
@@ -491,13 +483,9 @@ def test_check_fix_mends_before_it_checks(checkout: Checkout) -> None:
 
 
 @pytest.mark.parametrize(("check", "tests", "status"), [(0, 0, 0), (1, 0, 1), (0, 5, 5), (1, 2, 2)])
-def test_ci_runs_both_and_fails_when_either_does(
-    checkout: Checkout, check: int, tests: int, status: int
-) -> None:
+def test_ci_runs_both_and_fails_when_either_does(checkout: Checkout, check: int, tests: int, status: int) -> None:
     write_script(checkout.root / "scripts" / "check", f"#!/usr/bin/env bash\nexit {check}\n")
-    write_script(
-        checkout.root / "scripts" / "test", f'#!/usr/bin/env bash\necho "$CI $* = 1 passed"\nexit {tests}\n'
-    )
+    write_script(checkout.root / "scripts" / "test", f'#!/usr/bin/env bash\necho "$CI $* = 1 passed"\nexit {tests}\n')
 
     outcome = checkout.run(".ci/run")
 
