@@ -14,6 +14,7 @@ from app.api.edge import Edge
 from app.api.routes import router
 from app.backends.args import BackendArgs, parse_args
 from app.backends.registry import Backend
+from app.backends.thread import EngineThread
 from app.batching.batcher import Batcher
 from app.batching.window import WindowLimits
 from app.errors import EngineDead, ShuttingDown, StartError
@@ -21,7 +22,7 @@ from app.lifecycle import Lifecycle, State
 from app.metrics import Metrics
 from app.models import embedded
 from app.service import Service
-from app.settings import Settings, load_settings
+from app.settings import EMBEDDED, Settings, load_settings
 
 logger = logging.getLogger("batchserve")
 
@@ -160,12 +161,17 @@ async def _start(service: Service) -> None:
 
 async def _prepare_model(service: Service) -> None:
     """The embedded model becomes a folder; anything else is vLLM's to find."""
-    if service.settings.model != embedded.EMBEDDED or service.settings.backend == "fake":
+    if service.settings.model != EMBEDDED or service.settings.backend == "fake":
         return
+    # A thread of this kind does not keep the process, should a stop be asked for meanwhile.
+    thread = EngineThread("model", on_death=logger.error)
+    thread.start()
     try:
-        folder = await asyncio.to_thread(embedded.prepare, logger.info)
+        folder = await thread.call(embedded.prepare, logger.info)
     except embedded.EmbeddedModelError as error:
         raise StartError(str(error)) from error
+    finally:
+        thread.end()
     service.backend.args = service.backend.args.model_copy(update={"model": str(folder)})
 
 

@@ -3,17 +3,22 @@
 Command line over ``BATCHSERVE_*`` environment over the defaults below.
 """
 
+import argparse
 import difflib
+import json
 import os
+from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
-from typing import Any, Literal
+from pathlib import Path
+from typing import Annotated, Any, Literal, NoReturn
 
 from pydantic import Field, ValidationError, field_validator, model_validator
-from pydantic_settings import BaseSettings, CliSettingsSource, SettingsConfigDict
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from app.errors import StartError
-from app.models.embedded import EMBEDDED
 
+EMBEDDED = "embedded:smollm2-135m"
+"""The model that comes with a package; see ``models/embedded.py``."""
 PREFIX = "BATCHSERVE_"
 
 
@@ -46,10 +51,10 @@ class Settings(BaseSettings):
         description="Where vLLM's engine core runs: `inline` in this process, `separate` in a child; `auto`: inline "
         "on a CPU with one worker.",
     )
-    vllm_config: dict[str, Any] = Field(
+    vllm_config: Annotated[dict[str, Any], NoDecode] = Field(
         default_factory=dict, description="JSON, passed through to vLLM's `EngineArgs`."
     )
-    fake_config: dict[str, Any] = Field(
+    fake_config: Annotated[dict[str, Any], NoDecode] = Field(
         default_factory=dict,
         description="JSON for the `fake` backend: `open_s`, `step_ms`, `max_model_len`, `faults`.",
     )
@@ -79,12 +84,26 @@ class Settings(BaseSettings):
         ge=1,
         description="How long an idle connection stays open, in seconds; above the 60 of common gateways.",
     )
-    api_key: tuple[str, ...] = Field((), description="Bearer keys, may repeat; none: no key is asked for.")
+    api_key: Annotated[tuple[str, ...], NoDecode] = Field(
+        (), description="Bearer keys, may repeat; none: no key is asked for."
+    )
     root_path: str = Field("", description="Path prefix behind a gateway, such as `/llm`.")
     host: str = Field("127.0.0.1", description="Address to listen on.")
     port: int = Field(8000, ge=0, le=65535, description="Port to listen on; 0: any free one.")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="How much is logged.")
     log_format: Literal["text", "json"] = Field("text", description="`json` for machines.")
+
+    @field_validator("vllm_config", "fake_config", mode="before")
+    @classmethod
+    def _json_object(cls, value: Any) -> Any:
+        """The text of an option or a variable is JSON."""
+        if not isinstance(value, str):
+            return value
+        try:
+            return json.loads(value)
+        except json.JSONDecodeError as error:
+            example = '{"max_model_len": 1024}'
+            raise ValueError(f"not JSON: {error.msg} at character {error.pos}; write it as in {example}") from None
 
     @field_validator("api_key", mode="before")
     @classmethod
@@ -122,7 +141,7 @@ class Settings(BaseSettings):
         return self.served_model_name or self.model
 
 
-def load_settings(arguments: list[str] | None = None) -> Settings:
+def load_settings(arguments: Sequence[str] | None = None) -> Settings:
     """The settings from the command line and the environment.
 
     Args:
@@ -130,22 +149,43 @@ def load_settings(arguments: list[str] | None = None) -> Settings:
 
     Raises:
         StartError: one line for each mistake.
+        SystemExit: ``--help`` was among the words.
     """
     _refuse_unknown_variables()
     try:
-        if arguments is None:
-            return Settings()
-        source: CliSettingsSource[Settings] = CliSettingsSource(
-            Settings,
-            cli_parse_args=arguments,
-            cli_prog_name="batchserve serve",
-            cli_kebab_case=True,
-            cli_hide_none_type=True,
-            cli_avoid_json=False,
-        )
-        return Settings(_cli_settings_source=source)
+        return Settings(**_parse(arguments or ()))
     except ValidationError as error:
         raise StartError("\n".join(_line(item) for item in error.errors(include_url=False))) from error
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """One line instead of the whole usage."""
+        raise StartError(f"command line: {message}; batchserve serve --help lists the settings")
+
+
+def _parse(arguments: Sequence[str]) -> dict[str, Any]:
+    """Command-line words as {field: text}; pydantic makes of the texts what the fields want."""
+    parser = _Parser(
+        prog="batchserve serve",
+        description=f"Each setting is also read from the environment, as in {PREFIX}BATCH_SIZE.",
+        argument_default=argparse.SUPPRESS,
+        allow_abbrev=False,
+    )
+    for name, field in Settings.model_fields.items():
+        default = "" if field.is_required() or field.default in (None, (), "") else f" Default: {field.get_default()}."
+        help_text = f"{field.description}{default}".replace("%", "%%")
+        action = "append" if name == "api_key" else "store"
+        parser.add_argument(_option(name), dest=name, metavar="VALUE", action=action, help=help_text)
+    known, rest = parser.parse_known_args(arguments)
+    if rest:
+        near = difflib.get_close_matches(rest[0].partition("=")[0], map(_option, Settings.model_fields), n=1)
+        parser.error(f"unknown option {rest[0]}" + (f", did you mean {near[0]}" if near else ""))
+    return vars(known)
+
+
+def _option(name: str) -> str:
+    return "--" + name.replace("_", "-")
 
 
 def _line(item: Any) -> str:
@@ -190,3 +230,18 @@ def set_engine_environment(wanted: dict[str, str], *, forced: AbstractSet[str]) 
             os.environ[name] = value
         in_force[name] = (os.environ[name], is_ours)
     return in_force
+
+
+def user_cache() -> Path:
+    """The folder for what can be made again, after the XDG specification, which has relative paths ignored.
+
+    Raises:
+        RuntimeError: there is no home folder.
+    """
+    configured = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    return configured if configured.is_absolute() else Path.home() / ".cache"
+
+
+def child_environment(changes: dict[str, str]) -> dict[str, str]:
+    """This process's environment for a child, with changes."""
+    return {**os.environ, **changes}

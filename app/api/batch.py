@@ -6,6 +6,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from starlette.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
+
 from app.api import render
 from app.api.submit import submit
 from app.api.validation import BatchBody
@@ -14,6 +17,7 @@ from app.prompts.spec import GenerateRequest
 from app.request import Answer, new_id
 from app.service import Service
 
+NDJSON = "application/x-ndjson"
 QUIET_S = 10.0
 """Gateways cut a connection on which nothing comes; an empty line after so much silence keeps it."""
 
@@ -119,11 +123,22 @@ async def as_json(batch: Batch) -> bytes:
         batch.cancel()
 
 
-async def as_lines(batch: Batch) -> AsyncIterator[bytes]:
+class LinesResponse(StreamingResponse):
     """One row a line as they finish, an empty line after silence, the rest of the answer last."""
-    try:
+
+    def __init__(self, batch: Batch) -> None:
+        super().__init__(self._lines(batch), media_type=NDJSON)
+        self._batch = batch
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Stream; a caller that hangs up, at whatever point, leaves nothing behind."""
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._batch.cancel()
+
+    @staticmethod
+    async def _lines(batch: Batch) -> AsyncIterator[bytes]:
         async for _, line in batch.lines():
             yield line + b"\n"
         yield render.encode(batch.rest()) + b"\n"
-    finally:
-        batch.cancel()

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import HTMLResponse
 from prometheus_client import CONTENT_TYPE_LATEST
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 
 from app.api import batch, docs, render
 from app.api.errors import ON_WORK, documented
@@ -18,8 +18,6 @@ from app.errors import ServiceError
 from app.lifecycle import State
 from app.prompts.spec import GenerateRequest
 from app.service import Service
-
-NDJSON = "application/x-ndjson"
 
 router = APIRouter()
 
@@ -87,8 +85,8 @@ async def run_batch(request: Request, service: ServiceDep) -> Response:
     raw, limit = await _read(request, service), service.settings.max_batch_requests
     body = await parse(raw, lambda value: batch_body(value, limit), service.parser)
     started = await unless_gone(batch.start(service, body, request.state.received), request.receive)
-    if NDJSON in request.headers.get("accept", ""):
-        return StreamingResponse(batch.as_lines(started), media_type=NDJSON)
+    if batch.NDJSON in request.headers.get("accept", ""):
+        return batch.LinesResponse(started)
     return Response(await unless_gone(batch.as_json(started), request.receive), media_type="application/json")
 
 

