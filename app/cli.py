@@ -1,6 +1,5 @@
 """``batchserve serve`` and ``batchserve openapi``: the command line, the server and the process's exit code."""
 
-import asyncio
 import json
 import logging
 import os
@@ -63,7 +62,7 @@ def serve(arguments: list[str]) -> NoReturn:
     listener = _listen(settings.host, settings.port)
     url = _url(settings.host, listener)
     logger.info("listening on %s; the model loads", url)
-    asyncio.run(Server(app, greeting=_greeting(url, bool(settings.api_key))).serve(sockets=[listener]))
+    Server(app, greeting=_greeting(url, bool(settings.api_key))).run_on(listener)
     service = app.state.service
     service.backend.kill()
     logging.shutdown()

@@ -30,6 +30,7 @@ class Lifecycle:
         reason: a sentence about it, for ``/readyz`` and for the errors that callers get.
         exit_code: what the process ends with.
         has_loaded: set once a generation has succeeded.
+        has_drained: all accepted work has been answered, or cut.
         is_over: set when the process should end.
     """
 
@@ -38,6 +39,7 @@ class Lifecycle:
         self.reason = "the model is loading"
         self.exit_code = EXIT_OK
         self.has_loaded = asyncio.Event()
+        self.has_drained = False
         self.is_over = asyncio.Event()
 
     def ready(self) -> None:

@@ -17,7 +17,7 @@ from app.backends.registry import Backend
 from app.backends.thread import EngineThread
 from app.batching.batcher import Batcher
 from app.batching.window import WindowLimits
-from app.errors import EngineDead, ShuttingDown, StartError
+from app.errors import EngineDead, StartError
 from app.lifecycle import Lifecycle, State
 from app.metrics import Metrics
 from app.models import embedded
@@ -193,7 +193,10 @@ async def _die(service: Service, reason: str) -> None:
 async def stop(service: Service) -> None:
     """Refuse new work and finish what was accepted, within ``drain_timeout_s``. May be called again."""
     lifecycle = service.lifecycle
+    if lifecycle.has_drained:
+        return
     lifecycle.drain()
-    if lifecycle.state is State.DRAINING and not await service.batcher.drain(service.settings.drain_timeout_s):
+    timeout_s = service.settings.drain_timeout_s if lifecycle.state is State.DRAINING else 0
+    if not await service.batcher.drain(timeout_s):
         lifecycle.cut_short()
-    service.batcher.abandon(ShuttingDown(lifecycle.reason))
+    lifecycle.has_drained = True

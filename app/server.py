@@ -42,12 +42,18 @@ class Server(uvicorn.Server):
                 timeout_graceful_shutdown=FLUSH_S,
                 server_header=False,
                 ws="none",
+                lifespan="on",
             )
         )
         self._service = service
         self._greeting = greeting
         self._signals = 0
         self._tasks: set[asyncio.Task[None]] = set()
+
+    def run_on(self, listener: socket.socket) -> None:
+        """Serve on a listening socket, on the event loop that uvicorn would choose; blocks."""
+        with asyncio.Runner(loop_factory=self.config.get_loop_factory()) as runner:
+            runner.run(self.serve(sockets=[listener]))
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
         """Serve, say when it is ready, and end when the lifecycle does."""

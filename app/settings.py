@@ -100,10 +100,10 @@ class Settings(BaseSettings):
         if not isinstance(value, str):
             return value
         try:
-            return json.loads(value)
-        except json.JSONDecodeError as error:
+            return json.loads(value, parse_constant=_refuse_constant)
+        except (ValueError, RecursionError) as error:
             example = '{"max_model_len": 1024}'
-            raise ValueError(f"not JSON: {error.msg} at character {error.pos}; write it as in {example}") from None
+            raise ValueError(f"not JSON ({error}); write it as in {example}") from None
 
     @field_validator("api_key", mode="before")
     @classmethod
@@ -151,11 +151,16 @@ def load_settings(arguments: Sequence[str] | None = None) -> Settings:
         StartError: one line for each mistake.
         SystemExit: ``--help`` was among the words.
     """
-    _refuse_unknown_variables()
+    mistakes = _unknown_variables()
+    values, unknown_options = _parse(arguments or ())
+    mistakes += unknown_options
     try:
-        return Settings(**_parse(arguments or ()))
+        settings = Settings(**values)
     except ValidationError as error:
-        raise StartError("\n".join(_line(item) for item in error.errors(include_url=False))) from error
+        mistakes += [_line(item) for item in error.errors(include_url=False)]
+    if mistakes:
+        raise StartError("\n".join(mistakes))
+    return settings
 
 
 class _Parser(argparse.ArgumentParser):
@@ -164,8 +169,8 @@ class _Parser(argparse.ArgumentParser):
         raise StartError(f"command line: {message}; batchserve serve --help lists the settings")
 
 
-def _parse(arguments: Sequence[str]) -> dict[str, Any]:
-    """Command-line words as {field: text}; pydantic makes of the texts what the fields want."""
+def _parse(arguments: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
+    """Command-line words as {field: text}, of which pydantic makes what the fields want; and a line for each other word."""
     parser = _Parser(
         prog="batchserve serve",
         description=f"Each setting is also read from the environment, as in {PREFIX}BATCH_SIZE.",
@@ -178,10 +183,19 @@ def _parse(arguments: Sequence[str]) -> dict[str, Any]:
         action = "append" if name == "api_key" else "store"
         parser.add_argument(_option(name), dest=name, metavar="VALUE", action=action, help=help_text)
     known, rest = parser.parse_known_args(arguments)
-    if rest:
-        near = difflib.get_close_matches(rest[0].partition("=")[0], map(_option, Settings.model_fields), n=1)
-        parser.error(f"unknown option {rest[0]}" + (f", did you mean {near[0]}" if near else ""))
-    return vars(known)
+    return vars(known), [_unknown_option(word) for word in rest if word.startswith("-")] or [
+        f"command line: {word!r} belongs to no option" for word in rest
+    ]
+
+
+def _unknown_option(word: str) -> str:
+    near = difflib.get_close_matches(word.partition("=")[0], map(_option, Settings.model_fields), n=1)
+    hint = f"did you mean {near[0]}?" if near else "batchserve serve --help lists the settings"
+    return f"command line: there is no option {word}; {hint}"
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def _option(name: str) -> str:
@@ -199,18 +213,15 @@ def _line(item: Any) -> str:
     return f"{name or 'settings'}: {message}{given}{hint}"
 
 
-def _refuse_unknown_variables() -> None:
-    """A mistyped variable would be ignored in silence.
-
-    Raises:
-        StartError: names it and the near ones.
-    """
+def _unknown_variables() -> list[str]:
+    """A line for each variable that is nearly a setting's: it would be ignored in silence."""
     known = {PREFIX + name.upper() for name in Settings.model_fields}
-    given = {name for name in os.environ if name.upper().startswith(PREFIX)}
-    for name in sorted(given):
+    lines = []
+    for name in sorted(os.environ):
         near = difflib.get_close_matches(name.upper(), known, n=1, cutoff=0.85)
-        if name.upper() not in known and near:
-            raise StartError(f"environment: {name} is not a setting; did you mean {near[0]}?")
+        if name.upper().startswith(PREFIX) and name.upper() not in known and near:
+            lines.append(f"environment: {name} is not a setting; did you mean {near[0]}?")
+    return lines
 
 
 def set_engine_environment(wanted: dict[str, str], *, forced: AbstractSet[str]) -> dict[str, tuple[str, bool]]:

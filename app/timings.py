@@ -6,6 +6,7 @@ Every duration is a difference within the monotonic clock; every ``…_at`` is a
 plus one offset (wall minus monotonic), measured once for each window.
 """
 
+import math
 import time
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,10 +22,10 @@ def now() -> float:
 def wall_offset() -> float:
     """Wall clock minus monotonic clock, in seconds.
 
-    A sample is late when the thread is interrupted between the two readings, which makes the
-    difference too small: the largest of a few samples is the best.
+    A thread that is interrupted between the two readings reads the monotonic clock too late, which makes
+    the difference too small: the largest of a few samples is the best.
     """
-    return max(-time.monotonic() + time.time() for _ in range(OFFSET_SAMPLES))
+    return max(time.time() - time.monotonic() for _ in range(OFFSET_SAMPLES))
 
 
 @dataclass(slots=True)
@@ -88,6 +89,11 @@ def _ms(start: float | None, end: float | None) -> float | None:
     return None if start is None or end is None else (end - start) * 1000
 
 
+def _finite(value: Any) -> Any:
+    """The value as it is, unless JSON has no way to write it."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
 def render(stamps: Stamps, stats: EngineStats | None, *, offset: float, total_tokens: int) -> dict[str, Any]:
     """The ``timings`` object of one answer.
 
@@ -100,6 +106,7 @@ def render(stamps: Stamps, stats: EngineStats | None, *, offset: float, total_to
     Returns:
         ``…_at`` in Unix seconds, ``…_ms`` in milliseconds, None for what is unknown.
     """
+    preemptions = None if stats is None else stats.num_preemptions
     stats = stats or EngineStats(0, 0, 0, 0, 0, 0, 0)
     received, admitted, dispatched, completed, disorder = _service_in_order(stamps)
     engine = _in_order(stats, dispatched, completed)
@@ -128,12 +135,12 @@ def render(stamps: Stamps, stats: EngineStats | None, *, offset: float, total_to
         "e2e_ms": _ms(received, completed),
         "inference_ms": inference_ms,
         "ttft_ms": _ms(received, first),
-        "engine_ttft_ms": stats.first_token_latency * 1000 if stats.first_token_latency > 0 else None,
+        "engine_ttft_ms": _finite(stats.first_token_latency * 1000) if stats.first_token_latency > 0 else None,
         "itl_ms": decode_ms / (tokens - 1) if decode_ms is not None and tokens > 1 else None,
         "tokens_per_s": total_tokens / inference_ms * 1000 if inference_ms else None,
-        "num_preemptions": stats.num_preemptions,
+        "num_preemptions": preemptions,
         "clock_anomaly": disorder or engine.anomaly,
-        "request_state_stats": stats.raw or None,
+        "request_state_stats": {name: _finite(value) for name, value in stats.raw.items()} or None,
     }
 
 

@@ -1,7 +1,7 @@
 """What all tests share."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Generator
 
 import pytest
 
@@ -9,7 +9,9 @@ IN_CI = os.environ.get("CI", "").lower() not in ("", "0", "false")
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """In CI every tool is there: a skipped test has not shown what it should."""
     report = yield
     if IN_CI and report.skipped and not hasattr(report, "wasxfail"):

@@ -34,7 +34,7 @@ DISCARD_S = 10.0
 
 _json_array = stdlib_decoder.JSONArray  # type: ignore[attr-defined]
 _json_object = stdlib_decoder.JSONObject  # type: ignore[attr-defined]
-_INTEGERS = re.compile(r"(?:[ \t\n\r]{0,8}-?(?:0|[1-9]\d{0,17})[ \t\n\r]{0,8},){64,8192}")
+_INTEGERS = re.compile(r"(?:[ \t\n\r]{0,8}-?(?:0|[1-9][0-9]{0,17})[ \t\n\r]{0,8},){64,8192}")
 _CLOSES = re.compile(r"[ \t\n\r]*[\],]")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
@@ -121,7 +121,7 @@ def _check(value: Any, text: str) -> None:
         return
     level, depth = [value], 0
     while level:
-        if depth > MAX_DEPTH:
+        if depth >= MAX_DEPTH and any(isinstance(node, list | dict) for node in level):
             raise _too_deep()
         level, depth = [item for node in level for item in _children(node)], depth + 1
 
@@ -146,6 +146,17 @@ def _refuse_constant(name: str) -> Any:
 _DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
 
 
+def _ascii(convert: Callable[[str], T]) -> Callable[[str], T]:
+    """The decoder in Python takes digits of every script for numbers; JSON has ten of them."""
+
+    def converted(digits: str) -> T:
+        if not digits.isascii():
+            raise ValueError(f"{digits!r:.40} is not a JSON number")
+        return convert(digits)
+
+    return converted
+
+
 class _CountedKeys(dict[str, str]):
     """What ``JSONObject`` asks for each key of one object: the shared copy of it. Counts them."""
 
@@ -165,7 +176,7 @@ class _PatientDecoder(json.JSONDecoder):
     """The standard library's decoder in Python, bounded in depth and in objects; used once."""
 
     def __init__(self) -> None:
-        super().__init__(parse_constant=_refuse_constant)
+        super().__init__(parse_constant=_refuse_constant, parse_int=_ascii(int), parse_float=_ascii(float))
         self._depth = 0
         self._containers = 0
         self.parse_array = self._array

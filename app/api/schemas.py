@@ -94,7 +94,7 @@ class Timings(Wire):
     engine_ttft_ms: float | None = Field(description="vLLM's first_token_latency")
     itl_ms: float | None = Field(description="decode / (tokens - 1); null for fewer than two tokens")
     tokens_per_s: float | None = Field(description="generated tokens of all outputs / inference, per second")
-    num_preemptions: int
+    num_preemptions: int | None
     clock_anomaly: bool = Field(description="A stamp was out of order and was clamped to its neighbour.")
     request_state_stats: dict[str, Any] | None = Field(description="vLLM's own values, untouched.")
 

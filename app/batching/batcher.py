@@ -274,13 +274,12 @@ class Batcher:
         """
         self._is_draining = True
         self._wake.set()
-        try:
+        with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._idle.wait(), timeout_s)
-        except TimeoutError:
-            left = self.abandon(ShuttingDown("the service stopped before this request was done"))
+        left = self.abandon(ShuttingDown("the service stopped before this request was done"))
+        if left:
             logger.warning("drain_timeout_s has passed: %d requests were cut", left)
-            return left == 0
-        return True
+        return left == 0
 
     def abandon(self, error: ServiceError) -> int:
         """Fail all that waits and runs, at once; how many requests that were."""
