@@ -5,13 +5,14 @@ import contextlib
 import gc
 import logging
 from collections.abc import AsyncIterator
-from importlib import import_module, metadata
+from importlib import metadata
 
 from fastapi import FastAPI
 
 from app.api import docs, errors
 from app.api.edge import Edge
 from app.api.routes import router
+from app.backends import fake, offline  # noqa: F401 -- they register themselves
 from app.backends.args import BackendArgs, parse_args
 from app.backends.registry import Backend
 from app.backends.thread import EngineThread
@@ -30,7 +31,6 @@ DEAD_ANSWERS_S = 5.0
 """How long a service with a dead engine answers 503 before the process ends."""
 CLOSE_TIMEOUT_S = 2.5
 """With ``drain_timeout_s`` of 25 a stop stays within Kubernetes' grace of 30 seconds."""
-BACKEND_MODULES = {"vllm_offline": "app.backends.offline", "fake": "app.backends.fake"}
 
 DESCRIPTION = """Offline batch inference with vLLM over HTTP. Requests are gathered into windows, each window goes
 through one `LLM.generate()`, and every answer carries its own timings, taken from vLLM's `RequestStateStats`."""
@@ -47,7 +47,7 @@ def create_app(settings: Settings | None = None, backend: Backend | None = None)
         StartError: a setting is wrong.
     """
     settings = settings or load_settings()
-    service = _assemble(settings, backend or _make_backend(settings))
+    service = _assemble(settings, backend or Backend.create(backend_args(settings)))
     app = FastAPI(
         title="Batchserve",
         version=metadata.version("batchserve"),
@@ -70,12 +70,6 @@ def create_app(settings: Settings | None = None, backend: Backend | None = None)
         count_error=lambda code: service.metrics.errors.labels(code).inc(),
     )
     return app
-
-
-def _make_backend(settings: Settings) -> Backend:
-    if settings.backend in BACKEND_MODULES:
-        import_module(BACKEND_MODULES[settings.backend])
-    return Backend.create(backend_args(settings))
 
 
 def backend_args(settings: Settings) -> BackendArgs:
@@ -145,6 +139,7 @@ async def _start(service: Service) -> None:
     try:
         await _prepare_model(service)
         await service.backend.open()
+        await service.backend.validate()
     except StartError as error:
         service.lifecycle.fail(str(error))
         return

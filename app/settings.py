@@ -170,7 +170,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _parse(arguments: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
-    """Command-line words as {field: text}, of which pydantic makes what the fields want; and a line for each other word."""
+    """Command-line words as {field: text}, which pydantic converts, and a line for each word that is no option."""
     parser = _Parser(
         prog="batchserve serve",
         description=f"Each setting is also read from the environment, as in {PREFIX}BATCH_SIZE.",

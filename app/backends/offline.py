@@ -52,7 +52,7 @@ class VLLMOfflineBackend(VLLMBackendBase):
         )
 
     def _open(self) -> None:
-        """Build the ``LLM`` and prove it. What is cheap to check is checked before weights are loaded."""
+        """Build the ``LLM``. What is cheap to check is checked before weights are loaded."""
         is_cpu = _is_cpu_build()
         environment = engine_args.prepare_environment(self.args, is_cpu=is_cpu)
         self._arguments = engine_args.build(self.args, environment, is_cpu=is_cpu)
@@ -63,7 +63,6 @@ class VLLMOfflineBackend(VLLMBackendBase):
         self._llm = self._build()
         self._use_vllm_config(self._llm.llm_engine.vllm_config)
         self._watch_processes()
-        self._probe()
         self._warn_of_small_engine()
 
     def _build(self) -> Any:

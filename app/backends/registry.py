@@ -56,7 +56,7 @@ class Backend(ABC):
         self._is_closing = False
 
     async def open(self) -> None:
-        """Build the engine on the engine thread and prove it with a generation.
+        """Build the engine on the engine thread.
 
         From here on ``death`` is a future that gets the reason when the engine dies.
 
@@ -70,13 +70,16 @@ class Backend(ABC):
         self._is_open = True
 
     async def validate(self) -> None:
-        """Check that the backend is open and its engine alive.
+        """Prove the engine with a generation that must come back with statistics.
 
         Raises:
-            RuntimeError: it is not.
+            StartError: it did not.
+            EngineDead: the engine thread has ended.
+            RuntimeError: the backend is not open.
         """
-        if not self._is_open or not self._thread.is_alive or (self.death is not None and self.death.done()):
-            raise RuntimeError("the backend is not open, or its engine is dead")
+        if not self._is_open:
+            raise RuntimeError("open the backend first")
+        await self._thread.call(self._probe)
 
     async def resolve(self, bodies: Sequence[GenerateRequest]) -> list[Resolved | ServiceError]:
         """Turn bodies into what the engine takes, off the event loop; a wrong one gives its error."""
@@ -147,6 +150,10 @@ class Backend(ABC):
     @abstractmethod
     def _open(self) -> None:
         """Build the engine; on the engine thread."""
+
+    @abstractmethod
+    def _probe(self) -> None:
+        """Generate a token or two and check that statistics come with them; on the engine thread."""
 
     @abstractmethod
     def _resolve(self, body: GenerateRequest) -> Resolved:
