@@ -36,6 +36,7 @@ class VLLMOfflineBackend(VLLMBackendBase):
         self._llm: Any = None
         self._arguments: engine_args.EngineArguments | None = None
         self._warnings: list[str] = []
+        self._compute_threads: int | None = None
         self._is_finished = threading.Event()
 
     def _get_tokenizer(self) -> Any:
@@ -63,6 +64,7 @@ class VLLMOfflineBackend(VLLMBackendBase):
         self._llm = self._build()
         self._use_vllm_config(self._llm.llm_engine.vllm_config)
         self._watch_processes()
+        self._note_threads()
         self._warn_of_small_engine()
 
     def _build(self) -> Any:
@@ -87,6 +89,16 @@ class VLLMOfflineBackend(VLLMBackendBase):
         stats = output.metrics
         if stats is None or not (stats.queued_ts > 0 and stats.first_token_ts > 0):
             raise StartError("vLLM returns no statistics for a request, so there are no timings: is this vLLM 0.32?")
+
+    def _note_threads(self) -> None:
+        """How many threads compute, where they are this process's; and a line about it in the log."""
+        import torch
+
+        assert self._arguments is not None
+        if self._arguments.is_inline:
+            self._compute_threads = torch.get_num_threads()
+        where = "in this process" if self._arguments.is_inline else "in a process of its own"
+        logger.info("the engine core runs %s; threads: %s", where, self._threads())
 
     def _warn_of_small_engine(self) -> None:
         max_num_seqs = int(self._vllm_config.scheduler_config.max_num_seqs)
@@ -196,12 +208,17 @@ class VLLMOfflineBackend(VLLMBackendBase):
         }
 
     def _threads(self) -> dict[str, Any]:
-        """How many threads torch computes with, and which cores the engine thread may use."""
+        """Which cores the engine thread may use, with how many threads, and what else keeps them busy."""
         native_id = self._thread.native_id
         cores = None
         with contextlib.suppress(OSError, AttributeError):
             cores = sorted(os.sched_getaffinity(native_id)) if native_id is not None else None
-        return {"engine_thread_cores": cores, "cores": os.cpu_count()}
+        return {
+            "engine_thread_cores": cores,
+            "cores": os.cpu_count(),
+            "compute_threads": self._compute_threads,
+            "load_average_1min": os.getloadavg()[0],
+        }
 
 
 def _is_cpu_build() -> bool:
