@@ -8,6 +8,7 @@ import sys
 from typing import NoReturn
 
 from app.errors import StartError
+from app.log import complain, configure
 
 logger = logging.getLogger("batchserve")
 
@@ -29,8 +30,7 @@ def main(arguments: list[str] | None = None) -> int:
         if command == "openapi":
             return _print_openapi()
     except StartError as error:
-        for line in str(error).splitlines():
-            print(f"batchserve: cannot start: {line}", file=sys.stderr, flush=True)
+        complain(str(error))
         return 1
     print(USAGE, end="")
     return 0 if command in ("help", "--help", "-h") else EXIT_USAGE
@@ -51,13 +51,12 @@ def serve(arguments: list[str]) -> NoReturn:
     Raises:
         StartError: a setting is wrong, or the port is taken.
     """
-    from app import log
     from app.main import create_app
     from app.server import Server
     from app.settings import load_settings
 
     settings = load_settings(arguments)
-    log.configure(settings.log_level, settings.log_format)
+    configure(settings.log_level, settings.log_format)
     app = create_app(settings)
     listener = _listen(settings.host, settings.port)
     url = _url(settings.host, listener)

@@ -43,3 +43,9 @@ def configure(level: str, style: Literal["text", "json"]) -> None:
         logging.getLogger(name).setLevel(level.upper())
     for name in ("uvicorn", "uvicorn.error"):
         logging.getLogger(name).setLevel(logging.DEBUG if level == "debug" else logging.WARNING)
+
+
+def complain(message: str) -> None:
+    """Why the service cannot start, on standard error: one line for each mistake."""
+    for line in message.splitlines():
+        print(f"batchserve: cannot start: {line}", file=sys.stderr, flush=True)

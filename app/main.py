@@ -20,6 +20,7 @@ from app.batching.batcher import Batcher
 from app.batching.window import WindowLimits
 from app.errors import EngineDead, StartError
 from app.lifecycle import Lifecycle, State
+from app.log import complain
 from app.metrics import Metrics
 from app.models import embedded
 from app.service import Service
@@ -141,10 +142,12 @@ async def _start(service: Service) -> None:
         await service.backend.open()
         await service.backend.validate()
     except StartError as error:
+        complain(str(error))
         service.lifecycle.fail(str(error))
         return
     except Exception as error:
         logger.exception("the start failed")
+        complain(f"{type(error).__name__}: {error}")
         service.lifecycle.fail(f"{type(error).__name__}: {error}")
         return
     gc.collect()

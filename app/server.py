@@ -5,7 +5,6 @@ import logging
 import os
 import signal
 import socket
-import sys
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -96,7 +95,4 @@ class Server(uvicorn.Server):
 
     async def _end_when_over(self) -> None:
         await self._service.lifecycle.is_over.wait()
-        if self._service.lifecycle.state is State.FAILED:
-            for line in self._service.lifecycle.reason.splitlines():
-                print(f"batchserve: cannot start: {line}", file=sys.stderr, flush=True)
         self.should_exit = True

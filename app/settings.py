@@ -189,9 +189,10 @@ def _parse(arguments: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
 
 
 def _unknown_option(word: str) -> str:
-    near = difflib.get_close_matches(word.partition("=")[0], map(_option, Settings.model_fields), n=1)
+    name = word.partition("=")[0]  # what stands behind it may be a secret
+    near = difflib.get_close_matches(name, map(_option, Settings.model_fields), n=1)
     hint = f"did you mean {near[0]}?" if near else "batchserve serve --help lists the settings"
-    return f"command line: there is no option {word}; {hint}"
+    return f"command line: there is no option {name}; {hint}"
 
 
 def _refuse_constant(name: str) -> Any:

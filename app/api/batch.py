@@ -51,7 +51,8 @@ class Batch:
                 entry.add_done_callback(partial(_put, finished, index))
         while waiting:
             try:
-                index = await asyncio.wait_for(finished.get(), QUIET_S)
+                async with asyncio.timeout(QUIET_S):
+                    index = await finished.get()
             except TimeoutError:
                 yield -1, b""
                 continue

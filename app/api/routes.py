@@ -85,7 +85,7 @@ async def run_batch(request: Request, service: ServiceDep) -> Response:
     raw, limit = await _read(request, service), service.settings.max_batch_requests
     body = await parse(raw, lambda value: batch_body(value, limit), service.parser)
     started = await unless_gone(batch.start(service, body, request.state.received), request.receive)
-    if batch.NDJSON in request.headers.get("accept", ""):
+    if batch.NDJSON in request.headers.get("accept", "").lower():
         return batch.LinesResponse(started)
     return Response(await unless_gone(batch.as_json(started), request.receive), media_type="application/json")
 

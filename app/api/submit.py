@@ -57,7 +57,7 @@ def _request(service: Service, body: GenerateRequest, resolved: Resolved, receiv
     return Request(
         resolved=resolved,
         places=body.places,
-        priority=body.priority,
+        priority=body.priority or 0,
         queue_timeout_s=min(limits, default=None),
         stamps=Stamps(received),
         future=asyncio.get_running_loop().create_future(),

@@ -11,6 +11,16 @@ from app.prompts.spec import MAX_LABEL_CHARS, BatchDefaults, GenerateRequest
 from app.prompts.strict import unknown
 
 BATCH_FIELDS = ("requests", "defaults", "request_id")
+IN_JSON = {
+    "model_type": "must be a JSON object",
+    "dict_type": "must be a JSON object",
+    "list_type": "must be an array",
+    "string_type": "must be a string",
+    "int_type": "must be an integer",
+    "float_type": "must be a number",
+    "bool_type": "must be true or false",
+}
+"""What pydantic says in Python's words, in JSON's."""
 M = TypeVar("M", bound=BaseModel)
 
 
@@ -96,7 +106,7 @@ def _to_error(error: ValidationError) -> InvalidRequest:
     path = list(_path(first["loc"]))
     if "param" in first.get("ctx", {}):
         path.append(str(first["ctx"]["param"]))
-    return InvalidRequest(first["msg"], param=".".join(path) or None)
+    return InvalidRequest(IN_JSON.get(first["type"], first["msg"]), param=".".join(path) or None)
 
 
 def _path(loc: Iterable[int | str]) -> Iterable[str]:

@@ -1,5 +1,6 @@
 """One failing request costs its neighbours nothing: find the culprits of a window that raised."""
 
+import copy
 import logging
 from collections.abc import Callable
 
@@ -52,7 +53,7 @@ def _after_failure(
 ) -> list[Outcome]:
     if isinstance(error, WindowMismatch) or len(window.requests) == 1:
         failure = error if isinstance(error, InvalidRequest) else GenerationFailed(f"the engine failed: {error}")
-        return [Outcome(request, window, position, failure) for position, request in enumerate(window.requests)]
+        return [Outcome(request, window, at, copy.copy(failure)) for at, request in enumerate(window.requests)]
     outcomes: list[Outcome] = []
     for half in window.split():
         half.dispatched = timings.now()

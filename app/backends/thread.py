@@ -25,6 +25,8 @@ class _Job:
 
     def settle(self, result: Any = None, error: BaseException | None = None) -> None:
         """Hand the result over to the event loop; a loop that has ended wants none."""
+        if isinstance(error, StopIteration):  # a future does not take this one
+            error = RuntimeError(f"the call ended in a StopIteration: {error}")
         try:
             self.future.get_loop().call_soon_threadsafe(self._set, result, error)
         except RuntimeError:
@@ -98,14 +100,13 @@ class EngineThread:
             self._is_over = True
             return True
         deadline = time.monotonic() + timeout_s
-        try:
-            await asyncio.wait_for(self.call(function), timeout_s)
-        except EngineDead:
-            logger.debug("the engine thread had ended already")
-        except TimeoutError:
+        closing = asyncio.ensure_future(self.call(function))
+        await asyncio.wait((closing,), timeout=timeout_s)
+        if not closing.done():
+            closing.cancel()
             return False
-        except Exception:
-            logger.exception("the engine did not close cleanly")
+        if (error := closing.exception()) is not None:
+            logger.warning("the engine did not close cleanly: %s: %s", type(error).__name__, error)
         self.end()
         await asyncio.to_thread(self._thread.join, max(0.1, deadline - time.monotonic()))
         return not self.is_alive

@@ -145,6 +145,7 @@ class Batcher:
             reservation.shrink(request.places)
             request.stamps.admitted = admitted
             self._add(request)
+        self._note_idle()
         self._wake.set()
 
     def _check_tokens(self, tokens: int) -> None:
@@ -206,6 +207,7 @@ class Batcher:
         """Wait until a window is due. Blocks without a clock while nothing waits."""
         while True:
             self._wake.clear()
+            self._drop_done()
             if not self._waiting:
                 await self._wake.wait()
                 continue
@@ -215,7 +217,13 @@ class Batcher:
             if reason is not None:
                 return reason
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), max(0.0, oldest + self._limits.max_wait_s - now))
+                async with asyncio.timeout(oldest + self._limits.max_wait_s - now):
+                    await self._wake.wait()
+
+    def _drop_done(self) -> None:
+        """Callers that have gone within this turn of the loop: their callbacks come only with the next."""
+        for request in [request for request in self._waiting if request.future.done()]:
+            self._remove(request)
 
     def _take(self, reason: Release) -> Window:
         """The members of the next window, out of the queue and stamped."""
@@ -245,6 +253,7 @@ class Batcher:
             self._refuse_all(window.requests, GenerationFailed(f"the window failed: {type(error).__name__}: {error}"))
         else:
             self._settle(outcomes)
+            self._refuse_all(window.requests, GenerationFailed("the backend gave no result for this request"))
         finally:
             self._running = []
             self._note_idle()
@@ -275,7 +284,8 @@ class Batcher:
         self._is_draining = True
         self._wake.set()
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._idle.wait(), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                await self._idle.wait()
         left = self.abandon(ShuttingDown("the service stopped before this request was done"))
         if left:
             logger.warning("drain_timeout_s has passed: %d requests were cut", left)

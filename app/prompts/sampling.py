@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any
 
-from pydantic import Field, FiniteFloat, model_validator
+from pydantic import Discriminator, Field, FiniteFloat, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
 from app.prompts.strict import StrictModel
@@ -18,7 +18,11 @@ MAX_TOKENS = 2**31 - 1
 MIN_SEED, MAX_SEED = -(2**63), 2**63 - 1
 
 StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
-TokenKey = Annotated[str, Field(pattern=r"^-?\d{1,18}$")]
+Stop = Annotated[
+    Annotated[StopString, Tag("~one")] | Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS), Tag("~many")],
+    Discriminator(lambda value: "~many" if isinstance(value, list) else "~one"),
+]
+TokenKey = Annotated[str, Field(pattern=r"^-?[0-9]{1,18}$")]
 
 
 class SamplingFields(StrictModel):
@@ -55,9 +59,7 @@ class SamplingFields(StrictModel):
         description="How many outputs; each takes one place in the queue. More than 1 needs a temperature above 0.",
     )
     seed: int | None = Field(None, ge=MIN_SEED, le=MAX_SEED, description="Seed of this request, 64 signed bits.")
-    stop: StopString | Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS)] | None = Field(
-        None, description="A string or list of strings that end the text; not part of it."
-    )
+    stop: Stop | None = Field(None, description="A string or list of strings that end the text; not part of it.")
     stop_token_ids: list[int] | None = Field(
         None, max_length=MAX_STOP_TOKEN_IDS, description="Token ids that end the text."
     )

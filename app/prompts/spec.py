@@ -92,7 +92,7 @@ class Columns(StrictModel):
 
 def _a_list(value: Any) -> Any:
     if not isinstance(value, list):
-        raise PydanticCustomError("list_type", "must be a list of token ids")
+        raise PydanticCustomError("not_ids", "must be an array of token ids")
     return value
 
 
@@ -158,7 +158,7 @@ class OptionFields(StrictModel):
         None, ge=1, le=MAX_TOKENS, description="Keep only the last so many tokens of the prompt."
     )
     model: str | None = Field(None, description="Checked against the served model when given.")
-    priority: int = Field(
+    priority: int | None = Field(
         0, ge=-100, le=100, description="Lower goes first; the oldest waiting request always gets a place."
     )
     queue_timeout_s: FiniteFloat | None = Field(
@@ -166,7 +166,7 @@ class OptionFields(StrictModel):
         gt=0,
         description="Longest wait for a window in seconds; may only shorten the service's setting.",
     )
-    return_token_ids: bool = Field(False, description="Fill `token_ids` of the outputs.")
+    return_token_ids: bool | None = Field(False, description="Fill `token_ids` of the outputs.")
 
 
 class BatchDefaults(OptionFields, SamplingFields):
