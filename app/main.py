@@ -30,6 +30,8 @@ logger = logging.getLogger("batchserve")
 
 DEAD_ANSWERS_S = 5.0
 """How long a service with a dead engine answers 503 before the process ends."""
+FLUSH_S = 1.5
+"""How long answers may still leave once ``drain_timeout_s`` has passed."""
 CLOSE_TIMEOUT_S = 2.5
 """With ``drain_timeout_s`` of 25 a stop stays within Kubernetes' grace of 30 seconds."""
 
@@ -67,7 +69,7 @@ def create_app(settings: Settings | None = None, backend: Backend | None = None)
         Edge,
         api_keys=settings.api_key,
         root_path=settings.root_path,
-        is_draining=lambda: service.lifecycle.state not in (State.LOADING, State.READY),
+        lifecycle=service.lifecycle,
         count_error=lambda code: service.metrics.errors.labels(code).inc(),
     )
     return app
@@ -195,6 +197,13 @@ async def stop(service: Service) -> None:
         return
     lifecycle.drain()
     timeout_s = service.settings.drain_timeout_s if lifecycle.state is State.DRAINING else 0
+    deadline = asyncio.get_running_loop().time() + timeout_s
     if not await service.batcher.drain(timeout_s):
         lifecycle.cut_short()
     lifecycle.has_drained = True
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout_at(max(deadline, asyncio.get_running_loop().time() + FLUSH_S)):
+            await lifecycle.all_answered()
+    if lifecycle.answers_owed:
+        logger.warning("%d answers were cut on their way", lifecycle.answers_owed)
+        lifecycle.cut_short()

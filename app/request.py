@@ -20,6 +20,19 @@ def new_id(prefix: str) -> str:
     return f"{prefix}-{uuid.uuid4().hex}"
 
 
+@dataclass(slots=True)
+class Call:
+    """One HTTP call.
+
+    Attributes:
+        received: when its first line was handled, in monotonic seconds.
+        is_accepted: whether work of it was admitted, so that a stop waits for its answer to leave.
+    """
+
+    received: float
+    is_accepted: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class Resolved:
     """A body turned into what an engine takes.

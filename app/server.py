@@ -18,8 +18,8 @@ from app.service import Service
 
 logger = logging.getLogger("batchserve")
 
-FLUSH_S = 2
-"""How long the server waits for answers to leave, once the work is done."""
+STRAGGLERS_S = 1
+"""How long connections without accepted work may still hold up the end."""
 
 
 class Server(uvicorn.Server):
@@ -38,7 +38,7 @@ class Server(uvicorn.Server):
                 log_config=None,
                 access_log=False,
                 timeout_keep_alive=service.settings.keep_alive_s,
-                timeout_graceful_shutdown=FLUSH_S,
+                timeout_graceful_shutdown=STRAGGLERS_S,
                 server_header=False,
                 ws="none",
                 lifespan="on",

@@ -3,7 +3,12 @@
 import os
 from collections.abc import Generator
 
+import hypothesis
 import pytest
+
+# Shared machines are slow at times; what is tested is behaviour.
+hypothesis.settings.register_profile("patient", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.load_profile("patient")
 
 IN_CI = os.environ.get("CI", "").lower() not in ("", "0", "false")
 

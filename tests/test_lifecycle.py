@@ -1,11 +1,13 @@
 """Where the service stands, and what the process ends with."""
 
+import asyncio
 from collections.abc import Callable
 
 import pytest
 
 from app.errors import EngineDead, NotReady, ShuttingDown, Unavailable
 from app.lifecycle import Lifecycle, State
+from app.request import Call
 
 Step = Callable[[Lifecycle], None]
 
@@ -82,6 +84,31 @@ async def test_each_caller_gets_an_error_of_its_own() -> None:
     it = Lifecycle()
 
     assert it.refusal() is not it.refusal()
+
+
+async def test_a_stop_waits_for_the_answers_of_accepted_calls_alone() -> None:
+    it = Lifecycle()
+    first, second, refused = Call(1.0), Call(2.0), Call(3.0)
+    await asyncio.wait_for(it.all_answered(), 1)
+    it.owe(first)
+    it.owe(second)
+    it.call_ended(refused)
+    it.call_ended(first)
+    waiting = asyncio.create_task(it.all_answered())
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    it.call_ended(second)
+
+    await asyncio.wait_for(waiting, 1)
+    assert it.answers_owed == 0
+
+
+async def test_an_end_is_known_from_its_first_moment() -> None:
+    for step, is_ending in ((ready, False), (drain, True), (fail, True), (die, True)):
+        it = Lifecycle()
+        assert not it.is_ending
+        step(it)
+        assert it.is_ending is is_ending
 
 
 async def test_who_waits_for_the_model_is_woken_when_it_has_loaded() -> None:

@@ -40,7 +40,9 @@ def test_series_are_there_before_anything_has_happened() -> None:
     """So that a rate over them is zero, not unknown."""
     shown = samples(Metrics())
 
-    assert {shown[f"batchserve_window_releases_total{{reason={reason}}}"] for reason in ("full", "max_wait", "drain")} == {0}
+    assert {
+        shown[f"batchserve_window_releases_total{{reason={reason}}}"] for reason in ("full", "max_wait", "drain")
+    } == {0}
     assert {shown[f"batchserve_tokens_total{{kind={kind}}}"] for kind in ("prompt", "completion", "cached")} == {0}
     assert shown["batchserve_client_disconnected_total"] == 0
 

@@ -91,7 +91,7 @@ def test_an_empty_variable_is_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_settings_are_frozen() -> None:
     with pytest.raises(ValidationError, match="frozen"):
-        load_settings().batch_size = 4
+        load_settings().batch_size = 4  # type: ignore[misc]
 
 
 def test_json_settings_are_read_from_either_side(monkeypatch: pytest.MonkeyPatch) -> None:

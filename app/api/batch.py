@@ -14,7 +14,7 @@ from app.api.submit import submit
 from app.api.validation import BatchBody
 from app.errors import GenerationFailed, ServiceError
 from app.prompts.spec import GenerateRequest
-from app.request import Answer, new_id
+from app.request import Answer, Call, new_id
 from app.service import Service
 
 NDJSON = "application/x-ndjson"
@@ -101,16 +101,16 @@ def _error_of(future: "asyncio.Future[Answer]") -> ServiceError | None:
     return GenerationFailed(f"{type(error).__name__}: {error}")
 
 
-async def start(service: Service, body: BatchBody, received: float) -> Batch:
+async def start(service: Service, body: BatchBody, call: Call) -> Batch:
     """Admit the rows that are right, all of them or none.
 
     Raises:
         ServiceError: they are not taken: the queue is full, or the service takes no work.
     """
     good = [row for row in body.rows if isinstance(row, GenerateRequest)]
-    submitted = iter(await submit(service, good, received))
+    submitted = iter(await submit(service, good, call))
     entries = [next(submitted) if isinstance(row, GenerateRequest) else row for row in body.rows]
-    return Batch(service, body, received, entries)
+    return Batch(service, body, call.received, entries)
 
 
 async def as_json(batch: Batch) -> bytes:

@@ -14,7 +14,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from app import timings
 from app.api.errors import error_response
 from app.errors import InternalError, InvalidApiKey, ServiceError
+from app.lifecycle import Lifecycle
 from app.log import request_id_var
+from app.request import Call
 
 logger = logging.getLogger("batchserve.access")
 
@@ -29,7 +31,7 @@ class Edge:
         app: the application.
         api_keys: bearer keys; none: no key is asked for.
         root_path: prefix that a gateway may have left on the path.
-        is_draining: whether connections should be closed after their answer.
+        lifecycle: told of each call's end; says whether connections should be closed after their answer.
         count_error: called with the code of an error that this layer answers.
     """
 
@@ -39,13 +41,13 @@ class Edge:
         *,
         api_keys: Sequence[str],
         root_path: str,
-        is_draining: Callable[[], bool],
+        lifecycle: Lifecycle,
         count_error: Callable[[str], None],
     ) -> None:
         self._app = app
         self._keys = [key.encode() for key in api_keys]
         self._root_path = root_path
-        self._is_draining = is_draining
+        self._lifecycle = lifecycle
         self._count_error = count_error
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -53,17 +55,25 @@ class Edge:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        received = timings.now()
-        headers = dict(scope["headers"])
-        request_id = _request_id(headers.get(b"x-request-id", b""))
-        scope.setdefault("state", {})["received"] = received
+        call = Call(timings.now())
+        scope = self._with_prefix(scope)
+        request_id = _request_id(dict(scope["headers"]).get(b"x-request-id", b""))
+        scope.setdefault("state", {})["call"] = call
         token = request_id_var.set(request_id)
-        answer = _Answer(send, request_id, self._is_draining)
+        answer = _Answer(send, request_id, self._lifecycle)
         try:
             await self._serve(scope, receive, answer)
         finally:
-            self._log(scope, answer.status, timings.now() - received)
+            self._lifecycle.call_ended(call)
+            self._log(scope, answer.status, timings.now() - call.received)
             request_id_var.reset(token)
+
+    def _with_prefix(self, scope: Scope) -> Scope:
+        """ASGI wants the whole path, with the prefix that some gateways leave on and others take off."""
+        path, prefix = scope["path"], self._root_path
+        if not prefix or path == prefix or path.startswith(prefix + "/"):
+            return scope
+        return {**scope, "path": prefix + path}
 
     async def _serve(self, scope: Scope, receive: Receive, answer: "_Answer") -> None:
         if not self._may_pass(scope):
@@ -85,8 +95,7 @@ class Edge:
 
     def _may_pass(self, scope: Scope) -> bool:
         """Whether the key is right; compares with every key, each in constant time."""
-        path = scope["path"].removeprefix(self._root_path) if self._root_path else scope["path"]
-        if not self._keys or path in OPEN_PATHS:
+        if not self._keys or scope["path"].removeprefix(self._root_path) in OPEN_PATHS:
             return True
         scheme, _, given = dict(scope["headers"]).get(b"authorization", b"").partition(b" ")
         matches = [hmac.compare_digest(given.strip(), key) for key in self._keys]
@@ -101,17 +110,17 @@ class Edge:
 class _Answer:
     """``send`` with the headers that every answer carries."""
 
-    def __init__(self, send: Send, request_id: str, is_draining: Callable[[], bool]) -> None:
+    def __init__(self, send: Send, request_id: str, lifecycle: Lifecycle) -> None:
         self._send = send
         self._request_id = request_id
-        self._is_draining = is_draining
+        self._lifecycle = lifecycle
         self.status: int | None = None
 
     async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.status = message["status"]
             headers = [*message.get("headers", []), (b"x-request-id", self._request_id.encode())]
-            if self._is_draining():
+            if self._lifecycle.is_ending:
                 headers.append((b"connection", b"close"))
             message = {**message, "headers": headers}
         await self._send(message)

@@ -52,7 +52,7 @@ ON_WORK: tuple[type[ServiceError], ...] = (
 def error_response(error: ServiceError) -> Response:
     """The answer that an error becomes."""
     body = render.encode({"error": error.body()})
-    return Response(body, status_code=error.status, headers=error.headers(), media_type="application/json")
+    return render.JsonResponse(body, status_code=error.status, headers=error.headers())
 
 
 def documented(*errors: type[ServiceError]) -> dict[int | str, dict[str, Any]]:

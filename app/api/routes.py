@@ -17,6 +17,7 @@ from app.api.validation import batch_body, generate_body
 from app.errors import ServiceError
 from app.lifecycle import State
 from app.prompts.spec import GenerateRequest
+from app.request import Call
 from app.service import Service
 
 router = APIRouter()
@@ -53,12 +54,12 @@ async def _read(request: Request, service: Service) -> bytes:
 async def generate(request: Request, service: ServiceDep) -> Response:
     """One prompt; waits for a window, and answers with the texts and with this request's own timings."""
     body = await parse(await _read(request, service), generate_body, service.parser)
-    answer = await unless_gone(_generate(service, body, request.state.received), request.receive)
-    return Response(answer, media_type="application/json")
+    answer = await unless_gone(_generate(service, body, request.state.call), request.receive)
+    return render.JsonResponse(answer)
 
 
-async def _generate(service: Service, body: GenerateRequest, received: float) -> bytes:
-    (entry,) = await submit(service, [body], received)
+async def _generate(service: Service, body: GenerateRequest, call: Call) -> bytes:
+    (entry,) = await submit(service, [body], call)
     if isinstance(entry, ServiceError):
         raise entry
     answer = render.generate_answer(await entry, body, service.settings.model_name, service.metrics)
@@ -84,16 +85,16 @@ async def run_batch(request: Request, service: ServiceDep) -> Response:
     """Admitted whole or refused whole; a wrong or failing row costs the others nothing."""
     raw, limit = await _read(request, service), service.settings.max_batch_requests
     body = await parse(raw, lambda value: batch_body(value, limit), service.parser)
-    started = await unless_gone(batch.start(service, body, request.state.received), request.receive)
+    started = await unless_gone(batch.start(service, body, request.state.call), request.receive)
     if batch.NDJSON in request.headers.get("accept", "").lower():
         return batch.LinesResponse(started)
-    return Response(await unless_gone(batch.as_json(started), request.receive), media_type="application/json")
+    return render.JsonResponse(await unless_gone(batch.as_json(started), request.receive))
 
 
 @router.get("/livez", tags=["state"], summary="Is the process up", responses={200: {"model": Health}})
 async def livez(service: ServiceDep) -> Response:
     """200 as long as the process answers, while the model loads too."""
-    return Response(render.encode({"status": service.lifecycle.state.value}), media_type="application/json")
+    return render.JsonResponse(render.encode({"status": service.lifecycle.state.value}))
 
 
 READY_RESPONSES: dict[int | str, dict[str, Any]] = {
@@ -108,7 +109,7 @@ async def readyz(service: ServiceDep) -> Response:
     """200 once a generation has succeeded and while the engine lives; else 503 with the reason."""
     if (refusal := service.lifecycle.refusal()) is not None:
         raise refusal
-    return Response(render.encode({"status": State.READY.value}), media_type="application/json")
+    return render.JsonResponse(render.encode({"status": State.READY.value}))
 
 
 @router.get(
@@ -141,7 +142,7 @@ async def info(service: ServiceDep) -> Response:
         | {"max_model_len": None if state is State.LOADING else service.backend.max_model_len},
         "versions": {"batchserve": metadata.version("batchserve"), **backend["versions"]},
     }
-    return Response(render.encode(shown), media_type="application/json")
+    return render.JsonResponse(render.encode(shown))
 
 
 @router.get(

@@ -9,7 +9,7 @@ from starlette.types import Receive
 
 from app.errors import ServiceError
 from app.prompts.spec import GenerateRequest
-from app.request import Answer, Request, Resolved
+from app.request import Answer, Call, Request, Resolved
 from app.service import Service
 from app.timings import Stamps
 
@@ -19,14 +19,14 @@ T = TypeVar("T")
 
 
 async def submit(
-    service: Service, bodies: Sequence[GenerateRequest], received: float
+    service: Service, bodies: Sequence[GenerateRequest], call: Call
 ) -> "list[asyncio.Future[Answer] | ServiceError]":
     """Admit all bodies that can be resolved; for each its future, or the error it gets.
 
     Args:
         service: the running service.
         bodies: validated bodies.
-        received: when the call arrived, in monotonic seconds.
+        call: what they came with.
 
     Raises:
         ServiceError: none of them is taken: the queue is full, or the service takes no work.
@@ -38,10 +38,11 @@ async def submit(
             service.metrics.disconnected.inc(len(bodies))
             raise
         entries = [
-            item if isinstance(item, ServiceError) else _request(service, body, item, received)
+            item if isinstance(item, ServiceError) else _request(service, body, item, call.received)
             for body, item in zip(bodies, resolved, strict=True)
         ]
         service.batcher.admit(reservation, [entry for entry in entries if isinstance(entry, Request)])
+        service.lifecycle.owe(call)
     return [entry.future if isinstance(entry, Request) else entry for entry in entries]
 
 

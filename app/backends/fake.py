@@ -108,8 +108,8 @@ class FakeBackend(Backend):
         }
         values = {**dict.fromkeys(SamplingFields.model_fields), **defaults, **body.given()}
         values["max_tokens"] = min(values["max_tokens"], self.max_model_len - prompt_tokens)
-        for name in ("stop_token_ids", "logit_bias"):
-            bounds.check_token_ids(list(values[name] or ()), VOCAB_SIZE, name)
+        bounds.check_token_ids(values["stop_token_ids"] or [], VOCAB_SIZE, "stop_token_ids")
+        bounds.check_bias(values["logit_bias"] or {}, VOCAB_SIZE)
         if values["n"] > 1 and values["temperature"] == 0:
             raise InvalidRequest("n must be 1 when using greedy sampling", param="n")
         if values["logit_bias"] is not None:

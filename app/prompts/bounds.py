@@ -32,13 +32,25 @@ def check_token_ids(ids: list[int], vocab_size: int, param: str) -> None:
         InvalidRequest: names the first one that is not.
     """
     for position, token in enumerate(ids):
-        if type(token) is not int:
-            raise InvalidRequest(f"{token!r} is not a token id: an integer", param=f"{param}.{position}")
+        if type(token) is not int or not 0 <= token < vocab_size:
+            raise _wrong_token(token, vocab_size, f"{param}.{position}")
+
+
+def check_bias(bias: dict[int, float], vocab_size: int) -> None:
+    """The same for the token ids of ``logit_bias``.
+
+    Raises:
+        InvalidRequest: names the first one that is not.
+    """
+    for token in bias:
         if not 0 <= token < vocab_size:
-            raise InvalidRequest(
-                f"token id {_short(token)} is outside the vocabulary of {vocab_size} tokens",
-                param=f"{param}.{position}",
-            )
+            raise _wrong_token(token, vocab_size, f"logit_bias.{token}")
+
+
+def _wrong_token(token: object, vocab_size: int, param: str) -> InvalidRequest:
+    if type(token) is not int:
+        return InvalidRequest(f"{token!r} is not a token id: an integer", param=param)
+    return InvalidRequest(f"token id {_short(token)} is outside the vocabulary of {vocab_size} tokens", param=param)
 
 
 def _short(number: int) -> str:

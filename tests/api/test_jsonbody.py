@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from hypothesis import example, given
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from starlette.requests import ClientDisconnect, Request
 
@@ -150,7 +150,9 @@ def test_a_refusal_says_where(decoder: Callable[[bytes], Any]) -> None:
 @pytest.mark.parametrize(
     "body",
     [
-        pytest.param(b"{" + b",".join(b'"%d":1' % n for n in range((1 << 16) + 1)) + b" " * LARGE_BYTES + b"}", id="keys"),
+        pytest.param(
+            b"{" + b",".join(b'"%d":1' % n for n in range((1 << 16) + 1)) + b" " * LARGE_BYTES + b"}", id="keys"
+        ),
         pytest.param(b"{" + b'"a":1,' * (1 << 18) + b'"a":1}', id="one key very often"),
     ],
 )
@@ -177,13 +179,20 @@ scalars = (
 )
 values = st.recursive(
     scalars | st.lists(st.integers(-(10**20), 10**20), min_size=60, max_size=140),
-    lambda inner: st.lists(inner, max_size=5)
-    | st.dictionaries(st.text(st.characters(exclude_categories=["Cs"]), max_size=5), inner, max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=5)
+        | st.dictionaries(st.text(st.characters(exclude_categories=["Cs"]), max_size=5), inner, max_size=5)
+    ),
     max_leaves=20,
 )
 layouts = st.sampled_from([None, 0, 1, 3, 12])
 
 
+at_leisure = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+"""A machine with other work to do is no reason to fail."""
+
+
+@at_leisure
 @given(values, layouts, st.booleans())
 def test_both_decoders_give_what_was_written(value: Any, indent: int | None, ascii_only: bool) -> None:
     body = json.dumps(value, indent=indent, ensure_ascii=ascii_only).encode()
@@ -191,6 +200,7 @@ def test_both_decoders_give_what_was_written(value: Any, indent: int | None, asc
     assert repr(decode(body)) == repr(decode_patiently(body)) == repr(json.loads(body))
 
 
+@at_leisure
 @given(values, st.data())
 @example([7] * 100, None)
 def test_both_decoders_take_and_refuse_the_same_damaged_texts(value: Any, data: st.DataObject | None) -> None:
@@ -208,6 +218,7 @@ integers = st.sampled_from(["0", "-0", "7", "-12", "999999999999999999", "1" * 1
 spaces = st.sampled_from(["", " ", "\n\t", " " * 8, " " * 9, " " * 20, "\xa0"])
 
 
+@at_leisure
 @given(st.integers(60, 140), integers, integers, spaces, spaces, st.sampled_from(["", ",", ",,", "]", ",[]"]))
 def test_runs_of_integers_are_decoded_as_any_array(
     count: int, often: str, last: str, before: str, after: str, end: str
@@ -238,7 +249,9 @@ AWKWARD: dict[str, Callable[[], bytes]] = {
     "floats": lambda: b"[" + fill(b"0.12345678901234567,") + b"1.5]",
     "lists": lambda: b"[" + fill(b"[],") + b"[]]",
     "objects": lambda: b"[" + fill(b'{"a":1},') + b"{}]",
-    "rows": lambda: b"[" + fill(b'{"prompt":"hello, this is a prompt of a common length","max_tokens":5},') + b"{}]",
+    "rows": lambda: (
+        b"[" + fill(b'{"prompt":"hello, this is a prompt of a common length","max_tokens":5},', 10 << 20) + b"{}]"
+    ),
     "deep": lambda: b"[" + fill(b"[" * 63 + b"]" * 63 + b",") + b"1]",
     "deeper": lambda: fill(b"["),
     "keys": lambda: b"{" + b",".join(b'"k%d":1' % number for number in range(2_400_000)) + b"}",

@@ -164,6 +164,30 @@ def test_exactly_one_form_of_prompt_is_asked_for(value: Any, param: str) -> None
     assert refused(value).param == param
 
 
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"max_tokens": "5"}, "must be an integer"),
+        ({"temperature": []}, "must be a number"),
+        ({"model": 5}, "must be a string"),
+        ({"ignore_eos": 1}, "must be true or false"),
+        ({"bad_words": {}}, "must be an array"),
+        ({"chat_template_kwargs": []}, "must be a JSON object"),
+        ({"stop": ["a", None]}, "must be a string"),
+        ({"stop": ["a"] * 65}, "at most 64"),
+        ({"n": 129}, "less than or equal to 128"),
+    ],
+    ids=str,
+)
+def test_the_message_says_in_the_words_of_json_what_is_wanted(fields: dict[str, Any], expected: str) -> None:
+    assert expected in refused({"prompt": "x", **fields}).message
+
+
+@pytest.mark.parametrize("name", sorted(GenerateRequest.model_fields.keys() - {"prompt"}))
+def test_null_is_not_given(name: str) -> None:
+    assert not getattr(generate_body({"prompt": "x", name: None}), name)
+
+
 def test_a_prompt_of_spaces_is_a_prompt() -> None:
     assert generate_body({"prompt": "  "}).prompt == "  "
 

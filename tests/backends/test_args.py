@@ -46,4 +46,4 @@ def test_only_a_format_that_somebody_set_is_asked_for() -> None:
 
 def test_arguments_are_frozen() -> None:
     with pytest.raises(ValidationError, match="frozen"):
-        parse_args({"kind": "fake", **NEEDED}).batch_size = 1
+        parse_args({"kind": "fake", **NEEDED}).batch_size = 1  # type: ignore[misc]

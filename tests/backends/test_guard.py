@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -72,7 +72,7 @@ def parent(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[bytes], int, int]]
             os.kill(child, signal.SIGKILL)
 
 
-def wait_for(is_so) -> None:  # type: ignore[no-untyped-def]
+def wait_for(is_so: Callable[[], bool]) -> None:
     deadline = time.monotonic() + BOUND_S
     while not is_so():
         assert time.monotonic() < deadline, "it has not come to pass"

@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -64,9 +64,8 @@ class SmallBackend(Backend):
 
 
 @pytest.fixture
-def own_registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Backend, "registry", dict(Backend.registry))
-    yield
 
 
 @pytest.fixture
@@ -183,7 +182,7 @@ async def test_a_backend_that_was_never_opened_is_closed_in_no_time() -> None:
 
 async def test_what_does_not_close_in_time_is_killed(backend: SmallBackend) -> None:
     go_on = threading.Event()
-    backend._close = lambda: None if go_on.wait(BOUND_S) else None  # type: ignore[method-assign]
+    backend._close = lambda: go_on.wait(BOUND_S)  # type: ignore[assignment,method-assign]
 
     assert await backend.close(0.05) is False
     assert backend.kills == 1

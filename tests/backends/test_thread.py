@@ -87,7 +87,7 @@ async def test_an_exception_reaches_its_caller_and_the_thread_goes_on(
 
 async def test_even_an_exception_that_futures_do_not_take_reaches_its_caller(thread: EngineThread) -> None:
     """A future refuses ``StopIteration``, which a bare ``next()`` raises."""
-    with pytest.raises(Exception, match="StopIteration|interacts"):
+    with pytest.raises(Exception, match="StopIteration"):
         await within(thread.call(lambda: next(iter(()))), 1)
 
 

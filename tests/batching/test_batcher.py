@@ -243,9 +243,10 @@ def not_ready() -> House:
 
 async def test_what_was_being_resolved_when_the_drain_began_is_refused_and_gives_its_places_back() -> None:
     async with house() as it:
-        with pytest.raises(ShuttingDown), it.batcher.reserve(2) as reservation:
+        with it.batcher.reserve(2) as reservation:
             it.lifecycle.drain()
-            it.batcher.admit(reservation, [make_request(), make_request()])
+            with pytest.raises(ShuttingDown):
+                it.batcher.admit(reservation, [make_request(), make_request()])
 
         assert it.batcher.queue_requests == 0
 
@@ -303,17 +304,17 @@ async def test_a_caller_that_goes_before_dispatch_is_dropped_and_counted_once() 
 
 async def test_a_caller_that_goes_in_the_very_moment_of_dispatch_is_not_run() -> None:
     async with house(batch_size=4, max_wait_s=0) as it:
-        held = asyncio.get_running_loop().create_future()
+        held, entered = asyncio.get_running_loop().create_future(), asyncio.Event()
 
         async def generate(window: Window) -> list[Outcome]:
             it.backend.windows.append([label(request) for request in window.requests])
+            entered.set()
             await held
             return outcomes(window)
 
         it.backend.generate = generate  # type: ignore[method-assign]
         first = it.send("busy")
-        while not it.backend.windows:
-            await asyncio.sleep(0)
+        await within(entered.wait())
         futures = it.send("a", "b")
         held.set_result(None)  # the batcher is woken first,
         futures[0].cancel()  # and the caller goes before its turn comes
@@ -562,7 +563,9 @@ async def test_a_batcher_ends_when_it_is_cancelled_whatever_it_was_doing(wait: i
 
 async def test_ten_thousand_requests_leave_nothing_behind() -> None:
     async with house(batch_size=64, max_wait_s=0) as it:
-        futures = [future for start in range(0, 10_000, 500) for future in it.send(*map(str, range(start, start + 500)))]
+        futures = [
+            future for start in range(0, 10_000, 500) for future in it.send(*map(str, range(start, start + 500)))
+        ]
 
         assert await settle(futures) == [str(number) for number in range(10_000)]
         assert (it.batcher.queue_requests, it.batcher.queue_tokens) == (0, 0)

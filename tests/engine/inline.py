@@ -23,6 +23,7 @@ from app.settings import Settings
 from app.timings import Stamps
 
 START_S = 120.0
+ANSWER_S = 60.0
 _window_ids = itertools.count(1_000_000)
 
 
@@ -83,7 +84,8 @@ class Inline:
     async def post(self, route: str, body: Any) -> tuple[int, Any]:
         """Status and body of a POST; both sides are strict JSON unless ``body`` is bytes."""
         content = body if isinstance(body, bytes) else json.dumps(body).encode()
-        answer = await self.client.post(route, content=content, headers={"content-type": "application/json"})
+        async with asyncio.timeout(ANSWER_S):
+            answer = await self.client.post(route, content=content, headers={"content-type": "application/json"})
         return answer.status_code, strict_json(answer.content)
 
     async def generate(self, **body: Any) -> Any:

@@ -5,6 +5,7 @@ import time
 from typing import Any
 
 import pytest
+import pytest_asyncio
 
 from tests.engine.inline import Inline
 
@@ -14,7 +15,7 @@ WRONG_IDS = [-1, "vocabulary", 10**9, 2**31, 2**63, 2**70, -(2**70), 10**400]
 WRONG_TYPES = [1.0, 1.5, True, None, "1", [1], {"a": 1}]
 
 
-@pytest.fixture(autouse=True)
+@pytest_asyncio.fixture(autouse=True, loop_scope="session")
 async def _serves_afterwards(inline: Inline) -> Any:
     yield
     await inline.assert_serves()
@@ -143,11 +144,16 @@ async def test_strange_characters_work(inline: Inline, text: str) -> None:
 # --- sampling ---
 
 
-@pytest.mark.parametrize("seed", [-(2**63), -1, 0, 2**31, 2**32, 2**63 - 1])
+@pytest.mark.parametrize("seed", [-(2**63), -2, 0, 2**31, 2**32, 2**63 - 1])
 async def test_a_seed_of_64_signed_bits_works(inline: Inline, seed: int) -> None:
     body = {"prompt": "Hi", "seed": seed, "temperature": 1, "max_tokens": 6, "n": 2}
     texts = [[output["text"] for output in (await inline.generate(**body))["outputs"]] for _ in range(2)]
     assert texts[0] == texts[1]
+
+
+async def test_seed_minus_one_is_vllms_word_for_no_seed(inline: Inline) -> None:
+    answer = await inline.generate(prompt="Hi", seed=-1, temperature=1, max_tokens=2)
+    assert answer["sampling"]["seed"] is None
 
 
 @pytest.mark.parametrize("seed", [2**63, -(2**63) - 1, 2**64, 10**400, 1.5, "7", True], ids=short)

@@ -1,6 +1,7 @@
 """``request_format``: what each value means, and why a wrong one is refused."""
 
 from pathlib import Path
+from typing import Any
 
 import jinja2
 import pytest
@@ -12,7 +13,7 @@ from app.prompts.templates import MAX_TEMPLATE_BYTES, RequestFormat, environment
 GOOD = "{% for m in messages %}{{ m.content }}{% endfor %}"
 
 
-def message(content, role: str = "user") -> ChatMessage:  # type: ignore[no-untyped-def]
+def message(content: Any, role: str = "user") -> ChatMessage:
     return ChatMessage.model_validate({"role": role, "content": content})
 
 

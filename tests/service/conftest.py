@@ -17,8 +17,8 @@ async def caller() -> AsyncIterator[Caller]:
 
 @pytest.fixture(scope="session")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
-    """One service process for all tests that leave it as it was: windows of 8, 2 ms a token."""
-    with serving(tmp_path_factory.mktemp("shared"), {"step_ms": 2}) as process:
+    """One service process for all tests that leave it as it was: windows of 8, 1 ms a token."""
+    with serving(tmp_path_factory.mktemp("shared"), {"step_ms": 1}) as process:
         yield process
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import itertools
 import json
 import math
 import os
@@ -60,6 +61,8 @@ MAX_ERROR_BYTES = 4096
 OFFSET_PRECISION_S = 1e-3
 START_S = 20.0
 CALL_S = 30.0
+LOCAL: Json = {"trust_env": False, "verify": False}
+"""Of every HTTP client here: no proxy of the desk, and no list of authorities to read for a plain connection."""
 
 
 # --- reading answers -------------------------------------------------------------------------------------------------
@@ -124,7 +127,7 @@ def check_timings(times: Json) -> None:
             assert value >= 0, name
     stamps = [times[name] for name in IN_ORDER]
     assert None not in stamps
-    for earlier, later in zip(stamps, stamps[1:], strict=False):
+    for earlier, later in itertools.pairwise(stamps):
         assert later >= earlier - OFFSET_PRECISION_S
     assert math.isclose(sum(times[name] for name in SEVEN), times["e2e_ms"], abs_tol=0.01)
     assert times["ttft_ms"] <= times["e2e_ms"] + 0.01
@@ -255,12 +258,16 @@ class Caller:
             assert time.monotonic() < deadline, f"{name} is {now}, not {value}, after {within_s} s"
             await asyncio.sleep(0.01)
 
-    async def wait_ready(self, within_s: float = 10.0) -> None:
-        """Until `/readyz` says 200."""
+    async def wait_for_status(self, path: str, status: int, *, within_s: float = 10.0) -> None:
+        """Until a route answers with a status."""
         deadline = time.monotonic() + within_s
-        while (await self.get("/readyz")).status_code != 200:
+        while (await self.get(path)).status_code != status:
             assert time.monotonic() < deadline
             await asyncio.sleep(0.005)
+
+    async def wait_ready(self) -> None:
+        """Until `/readyz` says 200."""
+        await self.wait_for_status("/readyz", 200)
 
 
 # --- the application in this process ---------------------------------------------------------------------------------
@@ -278,7 +285,7 @@ async def running(app: FastAPI, *, is_awaited: bool = True, root: str = "") -> A
     transport = httpx.ASGITransport(app)
     async with (
         app.router.lifespan_context(app),
-        httpx.AsyncClient(transport=transport, base_url=f"http://service{root}", timeout=CALL_S) as http,
+        httpx.AsyncClient(transport=transport, base_url=f"http://service{root}", timeout=CALL_S, **LOCAL) as http,
     ):
         caller = Caller(http)
         if is_awaited:
@@ -336,8 +343,16 @@ class Process:
 
     def _is_ready(self) -> bool:
         with contextlib.suppress(httpx.TransportError):
-            return httpx.get(f"{self.url}/readyz", timeout=5, trust_env=False).status_code == 200
+            return self.get("/readyz").status_code == 200
         return False
+
+    def get(self, path: str) -> httpx.Response:
+        """A GET, for tests without an event loop."""
+        return httpx.get(f"{self.url}{path}", timeout=5, **LOCAL)
+
+    def post(self, path: str, body: Json) -> httpx.Response:
+        """A POST, for tests without an event loop."""
+        return httpx.post(f"{self.url}{path}", json=body, timeout=CALL_S, **LOCAL)
 
     _deadline = 0.0
 
@@ -369,9 +384,7 @@ class Process:
     async def caller(self, **options: Any) -> AsyncIterator[Caller]:
         """A caller over real sockets."""
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-        async with httpx.AsyncClient(
-            base_url=self.url, timeout=CALL_S, trust_env=False, limits=limits, **options
-        ) as http:
+        async with httpx.AsyncClient(base_url=self.url, timeout=CALL_S, limits=limits, **LOCAL, **options) as http:
             yield Caller(http)
 
     async def connect(self) -> "Connection":

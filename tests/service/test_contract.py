@@ -163,9 +163,7 @@ class TestGenerate:
 
 class TestErrorShape:
     @pytest.mark.parametrize(("path", "method"), WRONG)
-    async def test_a_wrong_method_is_405_and_names_the_right_one(
-        self, caller: Caller, path: str, method: str
-    ) -> None:
+    async def test_a_wrong_method_is_405_and_names_the_right_one(self, caller: Caller, path: str, method: str) -> None:
         response = await caller.call(method, path)
         assert response.status_code == 405
         assert ROUTES[path] in response.headers["allow"]

@@ -78,7 +78,7 @@ async def test_neighbours_in_the_queue_are_served_as_if_nothing_were(process: Pr
 
 
 async def test_gone_while_its_window_runs_costs_its_neighbour_nothing(process: Process, there: Caller) -> None:
-    gone, windows, members = await counts(there)
+    gone, _, members = await counts(there)
     async with await process.connect() as connection:
         neighbour = asyncio.create_task(there.generate(SLOW))
         await connection.post("/generate", {"prompt": "leaves", "max_tokens": 20})
@@ -110,9 +110,7 @@ async def test_gone_within_a_stream_of_rows(process: Process, there: Caller) -> 
     async with there.http.stream(
         "POST", "/batch", json={"requests": wanted}, headers={"accept": "application/x-ndjson"}
     ) as response:
-        lines = response.aiter_lines()
-        assert strict_json(await anext(lines))["status"] == 200
-        await lines.aclose()
+        assert strict_json(await anext(response.aiter_lines()))["status"] == 200
     await there.wait_for_metric("batchserve_queue_requests", 0)
     await asyncio.sleep(0.2)
     gone_now, _, members_now = await counts(there)

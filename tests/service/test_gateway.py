@@ -1,5 +1,6 @@
 """Keys, a path prefix, request ids in the log: what stands between the service and the world."""
 
+import hmac
 import json
 import re
 from collections.abc import Iterator
@@ -8,7 +9,6 @@ from typing import Any
 import httpx
 import pytest
 
-from app.api import edge
 from app.main import create_app
 from tests.service.support import Caller, Json, Process, check_error, fake_settings, running, service, serving, text_of
 
@@ -73,13 +73,13 @@ class TestApiKey:
 
     async def test_every_key_is_compared_in_constant_time(self, monkeypatch: pytest.MonkeyPatch) -> None:
         compared: list[bytes] = []
-        real = edge.hmac.compare_digest
+        real = hmac.compare_digest
 
         def spy(a: Any, b: Any) -> bool:
             compared.append(b)
             return real(a, b)
 
-        monkeypatch.setattr(edge.hmac, "compare_digest", spy)
+        monkeypatch.setattr(hmac, "compare_digest", spy)
         async with service(api_key=KEYS) as caller:
             for key in (*KEYS, "wrong"):
                 compared.clear()
@@ -143,9 +143,7 @@ class TestKeysOfAProcess:
 
 
 class TestLogOfAProcess:
-    async def test_text_lines_carry_the_request_id_and_no_line_is_broken(
-        self, shared: Process, remote: Caller
-    ) -> None:
+    async def test_text_lines_carry_the_request_id_and_no_line_is_broken(self, shared: Process, remote: Caller) -> None:
         await remote.call("POST", "/generate", json={"prompt": "x"}, headers={"x-request-id": "id-text-1"})
         await remote.get("/line%0abreak%0dINFO", headers={"x-request-id": "id-text-2"})
         response = await remote.get("/none")
