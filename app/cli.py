@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import signal
 import socket
 import sys
 from typing import NoReturn
@@ -51,6 +52,8 @@ def serve(arguments: list[str]) -> NoReturn:
     Raises:
         StartError: a setting is wrong, or the port is taken.
     """
+    for number in (signal.SIGINT, signal.SIGTERM):  # until the server has its own: nothing has been accepted yet
+        signal.signal(number, lambda *_: os._exit(0))
     from app.main import create_app
     from app.server import Server
     from app.settings import load_settings

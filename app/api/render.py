@@ -15,7 +15,7 @@ from app.metrics import Metrics
 from app.prompts.spec import GenerateRequest
 from app.request import Answer
 
-PIECE_BYTES = 128 << 10
+PIECE_BYTES = 64 << 10
 LARGE_LOGPROBS = 4000
 """Entries of logprobs in one answer, from which it is written on another thread."""
 
@@ -26,12 +26,15 @@ class JsonResponse(Response):
     media_type = "application/json"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the head and the body."""
+        """Send the head and the body. uvicorn waits for the reader at the start of a send: the last one is empty."""
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         body = bytes(self.body)
-        for start in range(0, len(body), PIECE_BYTES):
-            piece = body[start : start + PIECE_BYTES]
-            await send({"type": "http.response.body", "body": piece, "more_body": start + PIECE_BYTES < len(body)})
+        if len(body) > PIECE_BYTES:
+            for start in range(0, len(body), PIECE_BYTES):
+                piece = body[start : start + PIECE_BYTES]
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
+            body = b""
+        await send({"type": "http.response.body", "body": body, "more_body": False})
 
 
 def generate_answer(answer: Answer, body: GenerateRequest, model: str, metrics: Metrics) -> dict[str, Any]:

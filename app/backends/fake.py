@@ -83,11 +83,19 @@ class FakeBackend(Backend):
         if body.prompt_token_ids is not None:
             return body.prompt_token_ids
         if body.prompt is not None:
-            return [BOS_TOKEN_ID, *body.prompt.encode()]
+            return self._text_ids(body.prompt, body.truncate_prompt_tokens, [BOS_TOKEN_ID])
         messages = body.messages or (body.columns.messages() if body.columns else [])
         if self._format.kind == "plain":
-            return [BOS_TOKEN_ID, *join_plain(messages).encode()]
-        return list(self._render(body, messages).encode())
+            return self._text_ids(join_plain(messages), body.truncate_prompt_tokens, [BOS_TOKEN_ID])
+        return self._text_ids(self._render(body, messages), body.truncate_prompt_tokens, [])
+
+    def _text_ids(self, text: str, keep: int | None, special: list[int]) -> list[int]:
+        """A byte is a token; no list is made of what is too long or will be cut."""
+        encoded = text.encode()
+        if keep is None:
+            bounds.check_context(len(special) + len(encoded), self.max_model_len)
+            return [*special, *encoded]
+        return [*special, *encoded[-keep:]]
 
     def _render(self, body: GenerateRequest, messages: list[ChatMessage]) -> str:
         plain = [{"role": message.role, "content": "".join(message.text_parts)} for message in messages]

@@ -58,7 +58,9 @@ class SamplingFields(StrictModel):
         le=MAX_N,
         description="How many outputs; each takes one place in the queue. More than 1 needs a temperature above 0.",
     )
-    seed: int | None = Field(None, ge=MIN_SEED, le=MAX_SEED, description="Seed of this request, 64 signed bits; -1 is none, as in vLLM.")
+    seed: int | None = Field(
+        None, ge=MIN_SEED, le=MAX_SEED, description="Seed of this request, 64 signed bits; -1 is none, as in vLLM."
+    )
     stop: Stop | None = Field(None, description="A string or list of strings that end the text; not part of it.")
     stop_token_ids: list[int] | None = Field(
         None, max_length=MAX_STOP_TOKEN_IDS, description="Token ids that end the text."

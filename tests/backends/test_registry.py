@@ -14,7 +14,7 @@ from app.errors import EngineDead, InvalidRequest, ModelNotFound, ServiceError, 
 from app.prompts.spec import GenerateRequest
 from app.request import Outcome, Resolved, Window
 from tests.backends.test_isolation import make_window
-from tests.batching.doubles import outcomes
+from tests.batching.doubles import outcomes, within
 
 BOUND_S = 5.0
 ARGS = BackendArgs(kind="small", model="m", served_model_name="m")
@@ -206,12 +206,12 @@ async def test_a_call_that_ends_the_thread_is_the_engines_death(backend: SmallBa
 
     backend._run = die  # type: ignore[method-assign]
     with pytest.raises(EngineDead):
-        await backend.generate(make_window(2))
+        await within(backend.generate(make_window(2)))
 
     assert backend.death is not None
     assert "SystemExit" in await asyncio.wait_for(backend.death, BOUND_S)
     with pytest.raises((EngineDead, RuntimeError)):
-        await backend.validate()
+        await within(backend.validate())
 
 
 async def test_a_death_is_told_once(backend: SmallBackend) -> None:

@@ -1,5 +1,6 @@
 """What must hold for every real answer."""
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -26,7 +27,7 @@ NEIGHBOURS = (
     "window_tail_ms",
 )
 SPANS = {
-    **dict(zip(NEIGHBOURS, zip(STAMPS, STAMPS[1:], strict=False), strict=True)),
+    **dict(zip(NEIGHBOURS, pairwise(STAMPS), strict=True)),
     "e2e_ms": ("received_at", "completed_at"),
     "inference_ms": ("scheduled_at", "last_token_at"),
     "ttft_ms": ("received_at", "first_token_at"),

@@ -59,7 +59,7 @@ async def inline(tiny_model: Path) -> AsyncIterator[Inline]:
 def embedded_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceProcess]:
     """The embedded model, as a user starts it."""
     folder = tmp_path_factory.mktemp("embedded")
-    with service_process(folder, embedded.EMBEDDED, "inline") as service:
+    with service_process(folder, "embedded:smollm2-135m", "inline") as service:
         yield service.wait_ready()
 
 

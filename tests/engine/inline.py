@@ -133,9 +133,7 @@ class Inline:
             future = asyncio.get_running_loop().create_future()
             now = timings.now()
             requests.append(Request(resolved, body.get("n", 1), 0, None, Stamps(now, now), future))
-        window = Window(
-            next(_window_ids), "full", requests, timings.now(), timings.wall_offset(), _window_ids
-        )
+        window = Window(next(_window_ids), "full", requests, timings.now(), timings.wall_offset(), _window_ids)
         return await self.backend.generate(window)
 
     def assert_idle(self) -> None:

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -79,10 +79,8 @@ class ServiceProcess:
             except (OSError, psutil.Error):
                 continue
         if self.pid in self._seen:
-            try:
+            with suppress(psutil.Error):
                 self._seen.update({child.pid: child for child in self._seen[self.pid].children(recursive=True)})
-            except psutil.Error:
-                pass
         return [process for process in self._seen.values() if _is_alive(process)]
 
     def member(self, title: str) -> psutil.Process:

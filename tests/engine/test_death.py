@@ -1,11 +1,9 @@
 """Processes that are killed: nobody waits for ever, nothing is left running. Each test starts services of its own."""
 
 import asyncio
-import os
 import signal
 import time
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -59,7 +57,6 @@ async def test_when_a_process_of_the_engine_is_killed_every_caller_hears_of_it(
             service.member(victim).kill()
             killed = time.monotonic()
             answers = await heard_within(tasks, TOLD_S)
-            told_after_s = time.monotonic() - killed
             assert set().union(*map(codes, answers)) == {"engine_dead"}
             assert [answer.status_code for answer in answers] == [200] + [503] * 10
             assert all("retry-after" in answer.headers for answer in answers[1:])
@@ -69,7 +66,7 @@ async def test_when_a_process_of_the_engine_is_killed_every_caller_hears_of_it(
             assert (refused.status_code, codes(refused)) == (503, {"engine_dead"})
             assert (await client.get("/livez")).status_code == 200
         assert await asyncio.to_thread(service.wait_exit, TOLD_S + DEAD_S) == 70
-        assert time.monotonic() - killed > min(DEAD_S, told_after_s + 1)
+        assert time.monotonic() - killed > DEAD_S - 1
         service.wait_gone()
 
 

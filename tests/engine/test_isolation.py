@@ -32,7 +32,9 @@ def prompt_ids(number: int) -> list[int]:
 
 def row(number: int, *, poisoned: bool = False, **body: Any) -> dict[str, Any]:
     ids = prompt_ids(number) + ([POISON] if poisoned else [])
-    return {"prompt_token_ids": ids, "max_tokens": 2 if number in (1, 4) else 8, "ignore_eos": True, **body}
+    length = 2 if number in (1, 4) else 8
+    # A random model repeats itself unless that is penalised.
+    return {"prompt_token_ids": ids, "max_tokens": length, "ignore_eos": True, "repetition_penalty": 2.0, **body}
 
 
 def window_of(culprits: set[int], **body: Any) -> list[dict[str, Any]]:

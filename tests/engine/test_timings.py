@@ -17,14 +17,14 @@ PROMPTS = [f"Once upon a time there were {number} bears, who" for number in rang
 LONG_PROMPT = "The bears went over the mountain to see what they could see. " * 3
 
 
-async def timed(inline: Inline, **body: Any) -> dict[str, Any]:
+async def timed(inline: Inline, **body: Any) -> Any:
     """An answer whose stamps lie between our own readings of the clock, and keep to all formulas."""
     before = time.time()
     answer = await inline.generate(**body)
     check_between(answer["timings"], before, time.time())
     check_answer(answer)
     assert not answer["timings"]["clock_anomaly"]
-    return answer  # type: ignore[no-any-return]
+    return answer
 
 
 async def test_a_request_alone_has_all_its_stamps_in_order(inline: Inline) -> None:
@@ -51,9 +51,7 @@ async def test_with_several_outputs_the_rate_counts_all_tokens(inline: Inline) -
 
 async def test_the_tail_is_what_longer_neighbours_cost(inline: Inline) -> None:
     lengths = [1, 5, 20, 60]
-    rows = await inline.batch(
-        [{"prompt": PROMPTS[0], "max_tokens": length, "ignore_eos": True} for length in lengths]
-    )
+    rows = await inline.batch([{"prompt": PROMPTS[0], "max_tokens": length, "ignore_eos": True} for length in lengths])
     timings = [row["response"]["timings"] for row in rows]
     assert len({row["response"]["window"]["id"] for row in rows}) == 1
     tails = [times["window_tail_ms"] for times in timings]
@@ -145,9 +143,7 @@ REQUESTS = st.fixed_dictionaries(
 )
 
 
-@settings(
-    max_examples=15, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=15, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(REQUESTS, min_size=1, max_size=40))
 async def test_any_window_keeps_the_formulas(inline: Inline, requests: list[dict[str, Any]]) -> None:
     for request in requests:

@@ -1,0 +1,78 @@
+"""Resolution without an engine: vLLM's configuration and a tokenizer, no weights."""
+
+import warnings
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from app.backends.args import VLLMOfflineArgs
+from app.backends.base import VLLMBackendBase
+from app.errors import ServiceError
+from app.prompts.spec import GenerateRequest
+from app.request import Outcome, Resolved, Window
+
+
+class ResolvingBackend(VLLMBackendBase):
+    """The base class with nothing behind it."""
+
+    def _get_tokenizer(self) -> Any:
+        from transformers import AutoTokenizer
+        from vllm.tokenizers.hf import get_cached_tokenizer
+
+        return get_cached_tokenizer(AutoTokenizer.from_pretrained(self.args.model))
+
+    def _open(self) -> None:
+        from vllm.engine.arg_utils import EngineArgs
+
+        engine = EngineArgs(model=self.args.model, dtype="float32", enforce_eager=True, max_model_len=1024)
+        config = engine.create_engine_config()
+        self._prepare_resolution(config.model_config)
+        self._use_vllm_config(config)
+
+    def _probe(self) -> None:
+        raise NotImplementedError
+
+    def _run(self, window: Window) -> list[Outcome]:
+        raise NotImplementedError
+
+    def _close(self) -> None:
+        pass
+
+    def info(self) -> dict[str, Any]:
+        return {}
+
+    async def resolved(self, **body: Any) -> Resolved:
+        """What a body becomes; it must be a good one."""
+        (item,) = await self.resolve([GenerateRequest.model_validate(body)])
+        assert isinstance(item, Resolved), item
+        return item
+
+    async def ids(self, **body: Any) -> list[int]:
+        """The prompt that a body becomes."""
+        return (await self.resolved(**body)).prompt_token_ids
+
+    async def refusal(self, **body: Any) -> ServiceError:
+        """The error that a body gets."""
+        (item,) = await self.resolve([GenerateRequest.model_validate(body)])
+        assert isinstance(item, ServiceError), item
+        assert item.status == 400
+        return item
+
+
+@asynccontextmanager
+async def resolving(model: Path, **args: Any) -> AsyncIterator[ResolvingBackend]:
+    """An open backend for a model folder.
+
+    Raises:
+        StartError: it cannot be opened.
+    """
+    values = {"kind": "vllm_offline", "model": str(model), "served_model_name": "served", **args}
+    backend = ResolvingBackend(VLLMOfflineArgs.model_validate(values))
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of vLLM and torch, on being imported
+            await backend.open()
+        yield backend
+    finally:
+        await backend.close()
