@@ -84,21 +84,21 @@ def backend_args(settings: Settings) -> BackendArgs:
     own = {
         "vllm_offline": {"vllm_config": settings.vllm_config, "engine_process": settings.engine_process},
         "fake": settings.fake_config,
-    }
+    }.get(settings.backend, {})
     asked = {"request_format": settings.request_format} if "request_format" in settings.model_fields_set else {}
-    return parse_args(
-        {
-            "kind": settings.backend,
-            "model": settings.model,
-            "served_model_name": settings.model_name,
-            "batch_size": settings.batch_size,
-            "default_max_tokens": settings.default_max_tokens,
-            "image_placeholder": settings.image_placeholder,
-            "audio_placeholder": settings.audio_placeholder,
-            **asked,
-            **own.get(settings.backend, {}),
-        }
-    )
+    shared = {
+        "kind": settings.backend,
+        "model": settings.model,
+        "served_model_name": settings.model_name,
+        "batch_size": settings.batch_size,
+        "default_max_tokens": settings.default_max_tokens,
+        "image_placeholder": settings.image_placeholder,
+        "audio_placeholder": settings.audio_placeholder,
+        **asked,
+    }
+    if both := shared.keys() & own.keys():
+        raise StartError(f"fake_config: {', '.join(sorted(both))} belongs to the service's own settings")
+    return parse_args({**shared, **own})
 
 
 def _assemble(settings: Settings, backend: Backend) -> Service:

@@ -56,7 +56,7 @@ def die(it: Lifecycle) -> None:
         ([ready, die, fail], State.DEAD, EngineDead, 70),
         ([die], State.DEAD, EngineDead, 70),
     ],
-    ids=str,
+    ids=lambda value: " ".join(step.__name__ for step in value) or "nothing" if isinstance(value, list) else "",
 )
 async def test_states_move_forward_only(
     steps: list[Step], state: State, refusal: type[Unavailable] | None, exit_code: int

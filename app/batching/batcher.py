@@ -16,7 +16,6 @@ from app.backends.registry import Backend
 from app.batching import window as window_rule
 from app.batching.window import WindowLimits
 from app.errors import (
-    EngineDead,
     GenerationFailed,
     QueueFull,
     QueueTimeout,
@@ -296,10 +295,6 @@ class Batcher:
         left = [request for request in (*self._waiting, *self._running) if not request.future.done()]
         self._refuse_all(left, error)
         return len(left)
-
-    def engine_died(self, reason: str) -> None:
-        """Every waiting caller hears of it now; the engine's own call may never return."""
-        self.abandon(EngineDead(reason))
 
 
 def _refuse(request: Request, error: ServiceError) -> None:
