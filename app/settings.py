@@ -7,8 +7,9 @@ import argparse
 import difflib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn
 
@@ -20,6 +21,7 @@ from app.errors import StartError
 EMBEDDED = "embedded:smollm2-135m"
 """The model that comes with a package; see ``models/embedded.py``."""
 PREFIX = "BATCHSERVE_"
+REASON_VARIABLE = "BATCHSERVE_CHILD_REASON_FILE"
 
 
 class Settings(BaseSettings):
@@ -257,3 +259,18 @@ def user_cache() -> Path:
 def child_environment(changes: dict[str, str]) -> dict[str, str]:
     """This process's environment for a child, with changes."""
     return {**os.environ, **changes}
+
+
+@contextmanager
+def share_engine_reason_file(path: str) -> Iterator[None]:
+    """Child processes started within find the file in their environment (``backends/reasons.py``)."""
+    os.environ[REASON_VARIABLE] = path
+    try:
+        yield
+    finally:
+        del os.environ[REASON_VARIABLE]
+
+
+def engine_reason_file() -> str | None:
+    """The file that the service shares with this child process, if it does."""
+    return os.environ.get(REASON_VARIABLE)

@@ -25,7 +25,12 @@ def is_child() -> bool:
 def guard() -> None:
     """In a child: leave the service's process group, and exit once the parent is gone. Else nothing."""
     global _started
-    if _started or not is_child():
+    if not is_child():
+        return
+    from app.backends import reasons  # not at the top: the service itself has no use for it
+
+    reasons.report()  # each time: vLLM's configuration of the loggers, between the two calls, drops the handlers
+    if _started:
         return
     _started = True
     with contextlib.suppress(OSError):

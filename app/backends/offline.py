@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from app import timings
-from app.backends import engine_args
+from app.backends import engine_args, reasons
 from app.backends.args import VLLMOfflineArgs
 from app.backends.base import VLLMBackendBase
 from app.backends.isolation import WindowMismatch, run_isolated
@@ -71,13 +71,12 @@ class VLLMOfflineBackend(VLLMBackendBase):
         from vllm import LLM
 
         assert self._arguments is not None
-        try:
-            return LLM(**self._arguments.values)
-        except MemoryError as error:
-            raise _start_error(error) from error
-        except Exception as error:
-            logger.debug("LLM could not be built", exc_info=True)
-            raise _start_error(error) from error
+        with reasons.collected() as file:
+            try:
+                return LLM(**self._arguments.values)
+            except Exception as error:
+                logger.debug("LLM could not be built", exc_info=True)
+                raise _start_error(error, reasons.first(file)) from error
 
     def _probe(self) -> None:
         """Two tokens must come back with statistics: a service without them would have no timings."""
@@ -233,26 +232,30 @@ def _is_cpu_build() -> bool:
     raise StartError("vLLM is not installed: run scripts/setup, or pip install 'batchserve[cpu]' or 'batchserve[gpu]'")
 
 
-def _start_error(error: BaseException) -> StartError:
-    """What to change when ``LLM`` cannot be built."""
-    reason = " ".join(str(error).split())[:300]
-    lowered = reason.lower()
-    if isinstance(error, MemoryError) or any(
-        mark in lowered
-        for mark in (
-            "out of memory",
-            "not enough memory",
-            "can't allocate",
-            "free memory",
-            "kv cache",
-            "cannot allocate",
-        )
-    ):
+OUT_OF_MEMORY = ("out of memory", "enough memory", "t allocate", "cannot allocate", "is less than", "free memory")
+TOO_SMALL_CACHE = ("cache blocks", "kv cache")
+
+
+def _start_error(error: Exception, root_cause: str | None) -> StartError:
+    """What to change when ``LLM`` cannot be built.
+
+    Args:
+        error: what ``LLM`` raised.
+        root_cause: what the engine's own process said, where it is one.
+    """
+    reason = root_cause or f"{type(error).__name__}: {' '.join(str(error).split())}"
+    said = f"({reason[:300]})"
+    if isinstance(error, MemoryError) or any(mark in reason.lower() for mark in OUT_OF_MEMORY):
         return StartError(
-            "out of memory: the model and its key-value cache do not fit. Lower max_model_len or kv_cache_memory_bytes "
-            f"(on a GPU gpu_memory_utilization) in vllm_config ({reason})"
+            "out of memory: the model and its key-value cache do not fit. In vllm_config lower max_model_len or "
+            f"kv_cache_memory_bytes (on a GPU gpu_memory_utilization) {said}"
         )
-    return StartError(f"vLLM cannot start with this model and vllm_config: {type(error).__name__}: {reason}")
+    if any(mark in reason.lower() for mark in TOO_SMALL_CACHE):
+        return StartError(
+            "out of memory: the key-value cache is too small for the model's context. In vllm_config raise "
+            f"kv_cache_memory_bytes (on a GPU gpu_memory_utilization) or lower max_model_len {said}"
+        )
+    return StartError(f"vLLM cannot start with this model and vllm_config {said}")
 
 
 def _to_generation(output: Any, request: Request) -> Generation | Exception:

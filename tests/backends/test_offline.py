@@ -345,12 +345,12 @@ def test_logprobs_are_listed_only_when_they_were_asked_for() -> None:
     ],
     ids=repr,
 )
-def test_want_of_memory_is_told_with_what_to_change(error: BaseException) -> None:
-    assert "max_model_len" in str(offline._start_error(error))
+def test_want_of_memory_is_told_with_what_to_change(error: Exception) -> None:
+    assert "max_model_len" in str(offline._start_error(error, None))
 
 
 def test_any_other_failure_to_start_is_one_line_with_its_reason() -> None:
-    error = offline._start_error(ValueError("dtype\n   is wrong" + "x" * 1000))
+    error = offline._start_error(ValueError("dtype\n   is wrong" + "x" * 1000), None)
 
     assert isinstance(error, StartError)
     assert "ValueError: dtype is wrong" in str(error)
@@ -394,3 +394,17 @@ def test_settings_in_effect_are_plain_values_under_vllms_names() -> None:
     assert effective.keys() == SamplingFields.model_fields.keys()
     assert effective["logit_bias"] == {"5": 1.5}
     assert effective["n"] == 2
+
+
+@pytest.mark.parametrize(
+    ("said", "advice"),
+    [
+        ("ValueError: No available memory for the cache blocks.", "raise kv_cache_memory_bytes"),
+        ("ValueError: Available memory on node 0 on kv cache allocation is less than requested", "lower max_model_len"),
+    ],
+)
+def test_the_advice_follows_what_the_engines_own_process_said(said: str, advice: str) -> None:
+    error = offline._start_error(RuntimeError("Engine core initialization failed. See root cause above."), said)
+
+    assert advice in str(error)
+    assert said in str(error)

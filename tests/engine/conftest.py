@@ -10,7 +10,7 @@ import pytest_asyncio
 from app.models import embedded
 from app.settings import Settings
 from tests.engine import models
-from tests.engine.inline import Inline, running
+from tests.engine.inline import Inline, TheEngine
 from tests.engine.process import ServiceProcess, service_process
 
 # Read by vLLM and torch on being imported, which happens when the first engine is built.
@@ -46,13 +46,23 @@ def embedded_model() -> Path:
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def inline(tiny_model: Path) -> AsyncIterator[Inline]:
-    """The one service of the session whose engine lives in the test process."""
-    settings = Settings(
-        model=str(tiny_model), served_model_name="tiny", engine_process="inline", vllm_config=ENGINE_CONFIG
-    )
-    async with running(settings) as service:
-        yield service
+async def the_engine(tiny_model: Path) -> AsyncIterator[TheEngine]:
+    values = {"model": str(tiny_model), "served_model_name": "tiny", "engine_process": "inline"}
+    engine = TheEngine(Settings.model_validate({**values, "vllm_config": ENGINE_CONFIG}))
+    yield engine
+    await engine.close()
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def inline(the_engine: TheEngine) -> Inline:
+    """The service of the session whose engine lives in the test process."""
+    return await the_engine.service()
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def no_engine(the_engine: TheEngine) -> None:
+    """No engine in the test process: the test builds its own."""
+    await the_engine.close()
 
 
 @pytest.fixture(scope="module")

@@ -6,8 +6,8 @@ import json
 import time
 import warnings
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import httpx
@@ -15,9 +15,10 @@ from fastapi import FastAPI
 
 from app import timings
 from app.backends.offline import VLLMOfflineBackend
+from app.backends.registry import Backend
 from app.main import create_app
 from app.prompts.spec import GenerateRequest
-from app.request import Outcome, Request, Resolved, Window
+from app.request import Request, Resolved, Window
 from app.service import Service
 from app.settings import Settings
 from app.timings import Stamps
@@ -42,7 +43,6 @@ class Inline:
 
     app: FastAPI
     client: httpx.AsyncClient
-    pending: list[Request] = field(default_factory=list)
 
     @property
     def service(self) -> Service:
@@ -125,17 +125,6 @@ class Inline:
         assert isinstance(resolved, Resolved), resolved
         return resolved
 
-    async def run(self, bodies: Sequence[dict[str, Any]]) -> list[Outcome]:
-        """A window of exactly these, past the batcher."""
-        requests = []
-        for body in bodies:
-            resolved = await self.resolve(**body)
-            future = asyncio.get_running_loop().create_future()
-            now = timings.now()
-            requests.append(Request(resolved, body.get("n", 1), 0, None, Stamps(now, now), future))
-        window = Window(next(_window_ids), "full", requests, timings.now(), timings.wall_offset(), _window_ids)
-        return await self.backend.generate(window)
-
     def assert_idle(self) -> None:
         """Nothing is unfinished in the engine, its processor or its scheduler."""
         processor, scheduler = self.engine.output_processor, self.core.scheduler
@@ -155,6 +144,17 @@ class Inline:
         self.assert_idle()
 
 
+async def window_of(backend: Backend, bodies: Sequence[dict[str, Any]]) -> Window:
+    """A window of exactly these, without a batcher."""
+    resolved = await backend.resolve([GenerateRequest.model_validate(body) for body in bodies])
+    requests, now = [], timings.now()
+    for item in resolved:
+        assert isinstance(item, Resolved), item
+        future = asyncio.get_running_loop().create_future()
+        requests.append(Request(item, item.params.n, 0, None, Stamps(now, now), future))
+    return Window(next(_window_ids), "full", requests, timings.now(), timings.wall_offset(), _window_ids)
+
+
 @asynccontextmanager
 async def running(settings: Settings) -> AsyncIterator[Inline]:
     """A service in this process, ready; closed at the end."""
@@ -170,6 +170,25 @@ async def running(settings: Settings) -> AsyncIterator[Inline]:
             yield Inline(app, client)
     finally:
         await lifespan.__aexit__(None, None, None)
+
+
+class TheEngine:
+    """The one engine of the test process: vLLM has room for one at a time, so tests that bring their own close it."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._stack = AsyncExitStack()
+        self._service: Inline | None = None
+
+    async def service(self) -> Inline:
+        """The running service; started when there is none."""
+        if self._service is None:
+            self._service = await self._stack.enter_async_context(running(self._settings))
+        return self._service
+
+    async def close(self) -> None:
+        self._service = None
+        await self._stack.aclose()
 
 
 async def _until_ready(service: Service) -> None:

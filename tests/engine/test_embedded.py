@@ -96,7 +96,7 @@ async def test_vllms_own_metrics_stand_beside_the_services(embedded_service: Ser
 
 async def test_the_service_answers_livez_quickly_while_a_window_runs(embedded_service: ServiceProcess) -> None:
     async with embedded_service.client() as client, httpx.AsyncClient(base_url=embedded_service.url) as other:
-        requests = [{"prompt": f"{number}. Once upon a time", "max_tokens": 40} for number in range(32)]
+        requests = [{"prompt": f"{number}. Once upon a time", "max_tokens": 20} for number in range(32)]
         work = asyncio.create_task(client.post("/batch", json={"requests": requests, "defaults": {"ignore_eos": True}}))
         waits = []
         while not work.done():

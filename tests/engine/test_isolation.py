@@ -41,9 +41,15 @@ def window_of(culprits: set[int], **body: Any) -> list[dict[str, Any]]:
     return [row(number, poisoned=number in culprits, **body) for number in range(SIZE)]
 
 
+_alone: dict[str, list[list[str]]] = {}
+
+
 async def texts_alone(inline: Inline, requests: list[dict[str, Any]]) -> list[list[str]]:
-    """What each request gets when it is the only one."""
-    return [(await inline.batch_texts([request]))[0] for request in requests]
+    """What each request gets when it is the only one; asked for once in a session."""
+    key = repr(requests)
+    if key not in _alone:
+        _alone[key] = [(await inline.batch_texts([request]))[0] for request in requests]
+    return _alone[key]
 
 
 def check_rows(rows: list[Any], culprits: set[int], alone: list[list[str]], code: str = "generation_failed") -> None:

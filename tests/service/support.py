@@ -258,6 +258,16 @@ class Caller:
             assert time.monotonic() < deadline, f"{name} is {now}, not {value}, after {within_s} s"
             await asyncio.sleep(0.01)
 
+    async def wait_until_admitted(self, count: int, *, within_s: float = 10.0) -> None:
+        """Until so many requests have been admitted since the start; they wait, run or have run."""
+        deadline = time.monotonic() + within_s
+        while True:
+            text = (await self.get("/metrics")).text
+            if metric(text, "batchserve_queue_requests") + metric(text, "batchserve_window_size_sum") >= count:
+                return
+            assert time.monotonic() < deadline, f"{count} were not admitted within {within_s} s"
+            await asyncio.sleep(0.01)
+
     async def wait_for_status(self, path: str, status: int, *, within_s: float = 10.0) -> None:
         """Until a route answers with a status."""
         deadline = time.monotonic() + within_s

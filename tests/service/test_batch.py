@@ -138,7 +138,7 @@ class TestRows:
 class TestAdmission:
     """Whole or not at all."""
 
-    slow: Json = {"prompt": "slow", "max_tokens": 30}  # noqa: RUF012
+    slow: Json = {"prompt": "slow", "max_tokens": 50}  # noqa: RUF012
 
     async def test_a_batch_of_n_needs_n_places_and_is_refused_whole(self) -> None:
         async with service(

@@ -255,10 +255,10 @@ class TestTooLarge:
 
 
 class TestOverload:
-    """One window of one runs for 300 ms and longer; what comes next waits."""
+    """One window of one runs for half a second; what comes next waits."""
 
     settings: Json = {"batch_size": 1, "fake_config": {"step_ms": 10}}  # noqa: RUF012
-    slow: Json = {"prompt": "slow", "max_tokens": 30}  # noqa: RUF012
+    slow: Json = {"prompt": "slow", "max_tokens": 50}  # noqa: RUF012
 
     async def test_a_full_queue_is_429_with_depth_and_limit_and_costs_nothing(self) -> None:
         async with service(**self.settings, max_queue_requests=3, max_batch_requests=3) as caller:
@@ -270,7 +270,7 @@ class TestOverload:
             assert (error["code"], error["queue_depth"], error["limit"]) == ("queue_full", 3, 3)
             assert await caller.metric("batchserve_queue_requests") == 3
             assert [text_of(body) for body in await asyncio.gather(*waiting)] == ["W"] * 3
-            assert text_of(await running_one) == fake_text("slow", 30)
+            assert text_of(await running_one) == fake_text("slow", 50)
             assert await caller.metric("batchserve_errors_total", code="queue_full") == 1
             await caller.generate(prompt="late", max_tokens=1)
 
@@ -301,10 +301,9 @@ class TestOverload:
         async with service(**self.settings) as caller:
             running_one = asyncio.create_task(caller.generate(self.slow))
             await caller.wait_for_metric("batchserve_window_size_count", 1)
-            started = time.monotonic()
             error = await caller.generate(prompt="w", queue_timeout_s=0.05, status=504)
             assert error["code"] == "queue_timeout"
-            assert time.monotonic() - started < 0.25
+            assert not running_one.done()
             await running_one
             assert await caller.metric("batchserve_window_size_count") == 1
             assert await caller.metric("batchserve_errors_total", code="queue_timeout") == 1
@@ -321,7 +320,7 @@ class TestOverload:
 
     async def test_the_limit_is_for_waiting_not_for_running(self) -> None:
         async with service(**self.settings) as caller:
-            assert text_of(await caller.generate(**self.slow, queue_timeout_s=0.1)) == fake_text("slow", 30)
+            assert text_of(await caller.generate(**self.slow, queue_timeout_s=0.1)) == fake_text("slow", 50)
 
 
 class TestBeforeReady:

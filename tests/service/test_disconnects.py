@@ -78,10 +78,13 @@ async def test_neighbours_in_the_queue_are_served_as_if_nothing_were(process: Pr
 
 
 async def test_gone_while_its_window_runs_costs_its_neighbour_nothing(process: Process, there: Caller) -> None:
+    busy = await occupy(there)
     gone, _, members = await counts(there)
     async with await process.connect() as connection:
         neighbour = asyncio.create_task(there.generate(SLOW))
-        await connection.post("/generate", {"prompt": "leaves", "max_tokens": 20})
+        await connection.post("/generate", {"prompt": "leaves", "max_tokens": 100})
+        await there.wait_for_metric("batchserve_queue_requests", 2)
+        await busy
         await there.wait_for_metric(MEMBERS, members + 2)
         await connection.hang_up()
         await there.wait_for_metric(GONE, gone + 1)
