@@ -38,6 +38,8 @@ def configure(level: str, style: Literal["text", "json"]) -> None:
     handler.setFormatter(_JsonFormatter() if style == "json" else _TextFormatter())
     root = logging.getLogger()
     root.handlers[:] = [handler]
+    logging.captureWarnings(True)
+    logging.getLogger("py.warnings").setLevel(logging.DEBUG if level == "debug" else logging.ERROR)
     root.setLevel(logging.DEBUG if level == "debug" else logging.WARNING)
     for name in ("app", "batchserve"):
         logging.getLogger(name).setLevel(level.upper())

@@ -60,6 +60,7 @@ def prepare_environment(args: VLLMOfflineArgs, *, is_cpu: bool) -> dict[str, tup
     wanted = dict(CPU_ENVIRONMENT) if is_cpu else {}
     wanted["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0" if is_inline(args, is_cpu=is_cpu) else "1"
     wanted["VLLM_NO_USAGE_STATS"] = "1"
+    wanted["VLLM_CONFIGURE_LOGGING"] = "0"  # its lines come through the service's log, in the service's format
     if Path(args.model).is_dir():
         wanted["HF_HUB_OFFLINE"] = "1"
     return {

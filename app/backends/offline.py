@@ -54,6 +54,7 @@ class VLLMOfflineBackend(VLLMBackendBase):
 
     def _open(self) -> None:
         """Build the ``LLM``. What is cheap to check is checked before weights are loaded."""
+        logger.info("importing vLLM")
         is_cpu = _is_cpu_build()
         environment = engine_args.prepare_environment(self.args, is_cpu=is_cpu)
         self._arguments = engine_args.build(self.args, environment, is_cpu=is_cpu)
@@ -61,6 +62,7 @@ class VLLMOfflineBackend(VLLMBackendBase):
         if config.runner_type != "generate":
             raise StartError(f"model {self.args.model!r} does not generate text")
         self._prepare_resolution(config)
+        logger.info("loading %s into the engine", self.args.model)
         self._llm = self._build()
         self._use_vllm_config(self._llm.llm_engine.vllm_config)
         self._watch_processes()

@@ -331,6 +331,13 @@ class Process:
         """What it has logged so far."""
         return (self.folder / "stderr").read_text()
 
+    async def wait_for_log(self, text: str, *, within_s: float = 5.0) -> None:
+        """Until it has logged a text; the line about a call follows its answer."""
+        deadline = time.monotonic() + within_s
+        while text not in self.log:
+            assert time.monotonic() < deadline, f"{text!r} was not logged"
+            await asyncio.sleep(0.01)
+
     @property
     def url(self) -> str:
         """Where it listens; waits until it does."""

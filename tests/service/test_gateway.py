@@ -135,6 +135,7 @@ class TestKeysOfAProcess:
             await caller.call("POST", "/generate", json={"prompt": ""}, headers={"x-request-id": "id-bad"})
             await caller.call("POST", "/generate", json={"prompt": "BOOM"}, headers={"x-request-id": "id-boom"})
             await caller.get("/line%0abreak", headers={"x-request-id": "id-break"})
+        await process.wait_for_log("id-break")
         lines: list[Json] = [json.loads(line) for line in process.log.splitlines()]
         assert all({"time", "level", "logger", "request_id", "message"} <= line.keys() for line in lines)
         for request_id, status in (("id-ok", "200"), ("id-bad", "400"), ("id-boom", "500"), ("id-break", "404")):
@@ -148,6 +149,7 @@ class TestLogOfAProcess:
         await remote.get("/line%0abreak%0dINFO", headers={"x-request-id": "id-text-2"})
         response = await remote.get("/none")
         for request_id in ("id-text-1", "id-text-2", response.headers["x-request-id"]):
+            await shared.wait_for_log(f"[{request_id}]")
             assert re.search(rf"^\d{{4}}-.* \[{request_id}\] .*", shared.log, re.MULTILINE)
         assert not re.search(r"^(break|INFO)", shared.log, re.MULTILINE)
 
