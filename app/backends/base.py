@@ -68,7 +68,6 @@ class VLLMBackendBase(Backend):
             raise StartError("vllm_config: skip_tokenizer_init leaves the service without a tokenizer")
         self._format = load_request_format(self.args.request_format)
         self._vocab_size = int(model_config.get_vocab_size())
-        self._max_input_id = max(self._vocab_size, int(self._tokenizer.max_token_id) + 1)
         self._defaults = dict(model_config.get_diff_sampling_param())
         self._hf_template_arguments = frozenset(inspect.signature(self._tokenizer.apply_chat_template).parameters)
         self._has_template = self._format.kind == "plain" or self._find_template() is not None
@@ -110,7 +109,7 @@ class VLLMBackendBase(Backend):
             raise InvalidRequest("the prompt has no tokens", param=_prompt_param(body))
         bounds.check_context(len(ids), self.max_model_len)
         if body.prompt_token_ids is not None:
-            bounds.check_token_ids(ids, self._max_input_id, "prompt_token_ids")
+            bounds.check_token_ids(ids, self._vocab_size, "prompt_token_ids")
         params = self._sampling_params(body, len(ids))
         return Resolved(ids, params, _effective(params))
 
@@ -118,29 +117,31 @@ class VLLMBackendBase(Backend):
         if body.prompt_token_ids is not None:
             return body.prompt_token_ids
         if body.prompt is not None:
-            return self._text_ids(body.prompt, body.truncate_prompt_tokens)
+            return self._encode(body.prompt, body.truncate_prompt_tokens, add_special_tokens=True)
         messages = body.messages or (body.columns.messages() if body.columns else [])
         return self._conversation_ids(body, messages)
 
-    def _text_ids(self, text: str, keep: int | None) -> list[int]:
-        """Token ids of a text with the tokenizer's special tokens, one BOS at most."""
+    def _encode(self, text: str, keep: int | None, *, add_special_tokens: bool) -> list[int]:
+        """Token ids of a text, one BOS at most; of a far too long one only what ``keep`` may need."""
         longest = int(self._tokenizer.max_chars_per_token)
         fitting_chars = max(COUNTED_CHARS, self.max_model_len * longest)
         if len(text) > fitting_chars:
             if keep is None:
                 bounds.check_context(-(-len(text) // longest), self.max_model_len, at_least=True)
             text = text[-fitting_chars:]
-        return bounds.one_bos(self._tokenizer.encode(text), self._tokenizer.bos_token_id)
+        ids = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        return bounds.one_bos(ids, self._tokenizer.bos_token_id)
 
     def _conversation_ids(self, body: GenerateRequest, messages: list[ChatMessage]) -> list[int]:
         if self._format.kind == "plain":
-            return self._text_ids(join_plain(messages), body.truncate_prompt_tokens)
+            return self._encode(join_plain(messages), body.truncate_prompt_tokens, add_special_tokens=True)
         if not self._has_template:
             raise InvalidRequest(NO_TEMPLATE, param="messages" if body.messages else "columns")
-        return bounds.one_bos(self._render(body, messages), self._tokenizer.bos_token_id)
+        # A rendered conversation holds its special tokens already.
+        return self._encode(self._render(body, messages), body.truncate_prompt_tokens, add_special_tokens=False)
 
-    def _render(self, body: GenerateRequest, messages: list[ChatMessage]) -> list[int]:
-        """Token ids of a conversation through the chat template, which runs in transformers' sandbox."""
+    def _render(self, body: GenerateRequest, messages: list[ChatMessage]) -> str:
+        """A conversation through the chat template, which runs in transformers' sandbox."""
         from vllm.renderers.chat_utils import parse_chat_messages
         from vllm.renderers.hf import resolve_chat_template_content_format, safe_apply_chat_template
 
@@ -166,15 +167,7 @@ class VLLMBackendBase(Backend):
             raise
         except Exception as error:
             raise InvalidRequest(f"the chat template refuses this: {error}", param=_prompt_param(body)) from error
-        return self._rendered_ids(text)
-
-    def _rendered_ids(self, text: str) -> list[int]:
-        """A rendered conversation holds its special tokens already."""
-        longest = int(self._tokenizer.max_chars_per_token)
-        if len(text) > max(COUNTED_CHARS, self.max_model_len * longest):
-            bounds.check_context(-(-len(text) // longest), self.max_model_len, at_least=True)
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
-        return ids
+        return text
 
     def _template_arguments(self, body: GenerateRequest) -> dict[str, Any]:
         """The variables of the template; the caller may not reach transformers' own arguments."""
