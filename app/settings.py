@@ -7,6 +7,7 @@ import argparse
 import difflib
 import json
 import os
+import re
 from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
@@ -137,6 +138,11 @@ class Settings(BaseSettings):
             )
         return self
 
+    def public(self) -> dict[str, Any]:
+        """The settings as JSON values, without secrets."""
+        shown: dict[str, Any] = hide_secrets(self.model_dump(mode="json", exclude={"api_key"}))
+        return shown
+
     @property
     def model_name(self) -> str:
         """The name that answers carry."""
@@ -205,11 +211,24 @@ def _option(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
+_SECRET = re.compile(r"(^|_)(token|key|secret|password|credentials)$", re.IGNORECASE)
+
+
+def hide_secrets(value: Any) -> Any:
+    """The value with what is named like a secret replaced by asterisks, at any depth."""
+    if isinstance(value, dict):
+        return {
+            name: "***" if _SECRET.search(str(name)) and isinstance(item, str) else hide_secrets(item)
+            for name, item in value.items()
+        }
+    return [hide_secrets(item) for item in value] if isinstance(value, list) else value
+
+
 def _line(item: Any) -> str:
-    """One mistake as one line; a key is never shown."""
+    """One mistake as one line; what may hold a key or a token is not shown."""
     name = ".".join(str(part) for part in item["loc"])
     message = item["msg"].removeprefix("Value error, ")
-    given = "" if name.startswith("api_key") or not name else f" (got {item['input']!r:.100})"
+    given = "" if not name or name.startswith(("api_key", "vllm_config")) else f" (got {item['input']!r:.100})"
     hint = ""
     if name == "port" and str(item["input"]).startswith("tcp://"):
         hint = "; Kubernetes sets this variable for a Service called batchserve: turn enableServiceLinks off"

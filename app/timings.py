@@ -70,8 +70,8 @@ class _Engine:
 def _in_order(stats: EngineStats, dispatched: float, completed: float) -> _Engine:
     """Clamp each stamp between its neighbours.
 
-    From the end towards the start first: after a preemption vLLM stamps ``queued`` again, so
-    that of two stamps in the wrong order the earlier event's is the one that is wrong.
+    From the end towards the start: vLLM has been known to stamp ``queued`` again after a preemption,
+    so of two stamps in the wrong order the earlier event's is the one that is wrong.
     """
     raw = [stats.queued, stats.scheduled, stats.first_token, stats.last_token]
     known: list[float | None] = [stamp if stamp > 0 else None for stamp in raw]

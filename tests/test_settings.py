@@ -323,3 +323,22 @@ def test_the_cache_is_where_xdg_says_unless_that_is_relative(monkeypatch: pytest
     assert module.user_cache() == tmp_path
     monkeypatch.setenv("XDG_CACHE_HOME", "somewhere")
     assert module.user_cache() == Path.home() / ".cache"
+
+
+def test_what_is_named_like_a_secret_is_not_shown() -> None:
+    config = {"hf_token": "hf_abc", "max_num_batched_tokens": 64, "loader": [{"aws_secret": "x", "key": 1}]}
+    shown = Settings(vllm_config=config, api_key=("k",)).public()
+
+    assert shown["vllm_config"] == {
+        "hf_token": "***",
+        "max_num_batched_tokens": 64,
+        "loader": [{"aws_secret": "***", "key": 1}],
+    }
+    assert "api_key" not in shown
+
+
+def test_a_token_in_a_broken_vllm_config_is_not_printed() -> None:
+    with pytest.raises(StartError) as failure:
+        load_settings(["--vllm-config", '{"hf_token": "hf_abc"'])
+
+    assert "hf_abc" not in str(failure.value)

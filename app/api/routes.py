@@ -121,7 +121,7 @@ async def readyz(service: ServiceDep) -> Response:
 )
 async def info(service: ServiceDep) -> Response:
     """Backend, engine settings with their sources, versions, thread binding, limits; no secrets."""
-    settings = service.settings.model_dump(mode="json", exclude={"api_key"})
+    settings = service.settings.public()
     backend = service.backend.info()
     limits = (
         "batch_size",

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from app.backends.args import VLLMOfflineArgs
 from app.errors import StartError
-from app.settings import set_engine_environment
+from app.settings import hide_secrets, set_engine_environment
 
 logger = logging.getLogger(__name__)
 
@@ -50,8 +50,9 @@ class EngineArguments:
             self.sources[name] = "service"
 
     def describe(self) -> dict[str, dict[str, Any]]:
-        """Each value with its source, for ``/info``."""
-        shown = {name: {"value": self.values[name], "source": source} for name, source in self.sources.items()}
+        """Each value with its source and without secrets, for ``/info``."""
+        values = hide_secrets(self.values)
+        shown = {name: {"value": values[name], "source": source} for name, source in self.sources.items()}
         return shown | {name: {"value": value, "source": source} for name, (value, source) in self.environment.items()}
 
 

@@ -2,8 +2,11 @@
 
 import asyncio
 import json
+import re
 import signal
+import subprocess
 import time
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -40,6 +43,20 @@ async def test_it_knows_the_capital_of_france(embedded_service: ServiceProcess) 
     assert body["model"] == "embedded:smollm2-135m"
     check_answer(body)
     check_between(body["timings"], before, after)
+
+
+def test_the_readmes_quickstart_gives_what_it_shows(embedded_service: ServiceProcess) -> None:
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    quickstart = readme[readme.index("## Quickstart") : readme.index("## Routes")]
+    command, shown = re.findall(r"```(?:bash|json)\n(.*?)```", quickstart, re.DOTALL)
+    command = command.replace("http://127.0.0.1:8000", embedded_service.url)
+    printed = subprocess.run(["bash", "-c", command], capture_output=True, timeout=120, check=True).stdout
+    answer = strict_json(printed)
+    texts = [row["response"]["outputs"][0]["text"] for row in answer["results"]]
+    assert f'"text": "{texts[0]}", "finish_reason": "stop"' in shown
+    assert json.dumps(answer["counts"]) in shown
+    assert [row["response"]["usage"]["completion_tokens"] for row in answer["results"]] == [8, 12]
+    assert answer["results"][0]["response"]["timings"]["window_tail_ms"] > 0
 
 
 async def test_a_batch_of_real_prompts_is_answered_in_order(embedded_service: ServiceProcess) -> None:
