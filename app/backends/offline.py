@@ -261,7 +261,7 @@ def _start_error(error: Exception, root_cause: str | None) -> StartError:
 
 
 def _to_generation(output: Any, request: Request) -> Generation | Exception:
-    """VLLM's ``RequestOutput`` as plain values; an undocumented end is an error of this request."""
+    """The plain values of vLLM's ``RequestOutput``; an undocumented end is an error of this request."""
     bad = [part.finish_reason for part in output.outputs if part.finish_reason not in FINISH_REASONS]
     if bad or len(output.outputs) != request.places or not output.finished:
         return GenerationFailed(f"generation ended as {bad[0] if bad else 'incomplete'!r}")
