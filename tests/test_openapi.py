@@ -1,0 +1,20 @@
+"""The committed OpenAPI document is the one that the service serves."""
+
+import json
+from pathlib import Path
+
+from app.main import create_app
+from app.settings import Settings
+
+COMMITTED = Path(__file__).parent.parent / "openapi" / "openapi.json"
+
+
+def test_the_committed_document_is_the_live_one() -> None:
+    live = create_app(Settings(backend="fake")).openapi()
+    assert json.loads(COMMITTED.read_text()) == live, "write it again: batchserve openapi > openapi/openapi.json"
+
+
+def test_operations_are_named_for_their_routes() -> None:
+    paths = json.loads(COMMITTED.read_text())["paths"]
+    names = {operation["operationId"] for methods in paths.values() for operation in methods.values()}
+    assert names == {"generate", "batch", "livez", "readyz", "health", "info", "metrics"}
