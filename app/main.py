@@ -125,8 +125,8 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     """Listen at once, load beside it; at the end drain, unless that has been done, and close."""
     service: Service = app.state.service
     batcher = asyncio.create_task(service.batcher.run(), name="batcher")
-    batcher.add_done_callback(lambda task: _on_batcher_end(service, task))
-    tasks = [batcher, asyncio.create_task(_start(service), name="start")]
+    watch = asyncio.create_task(_watch_batcher(service, batcher), name="watch-batcher")
+    tasks = [asyncio.create_task(_start(service), name="start"), watch, batcher]
     try:
         yield
     finally:
@@ -176,11 +176,12 @@ async def _prepare_model(service: Service) -> None:
     service.backend.args = service.backend.args.model_copy(update={"model": str(folder)})
 
 
-def _on_batcher_end(service: Service, task: "asyncio.Task[None]") -> None:
+async def _watch_batcher(service: Service, batcher: "asyncio.Task[None]") -> None:
     """The batcher ends only when it is cancelled; anything else is the end of the service."""
-    if not task.cancelled() and (error := task.exception()) is not None:
+    await asyncio.wait((batcher,))
+    if not batcher.cancelled() and (error := batcher.exception()) is not None:
         logger.error("the batcher has ended", exc_info=error)
-        asyncio.get_running_loop().create_task(_die(service, f"the batcher has ended: {type(error).__name__}: {error}"))
+        await _die(service, f"the batcher has ended: {type(error).__name__}: {error}")
 
 
 async def _die(service: Service, reason: str) -> None:

@@ -5,7 +5,10 @@ import signal
 import time
 from pathlib import Path
 
-from tests.service.support import Json, check_error, serving, strict_json, text_of
+import pytest
+
+from app.batching.batcher import Batcher
+from tests.service.support import Json, check_error, service, serving, strict_json, text_of
 
 ANSWERED_S = 2.0
 CALLERS = 20
@@ -79,3 +82,16 @@ async def test_a_call_that_hangs_holds_up_neither_limits_of_waiting_nor_health_n
             ended = time.monotonic() - signalled
             print(f"answered {answered:.2f} s and ended {ended:.2f} s after the signal")
             assert ended < drain_timeout_s + 5, "what comes after the drain is bounded, and there is one drain"
+
+
+async def test_a_batcher_that_fails_leaves_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> None:
+        raise RuntimeError("a fault in the batcher")
+
+    async with service() as caller:
+        monkeypatch.setattr(Batcher, "_take", fails)
+        async with asyncio.timeout(ANSWERED_S):
+            errors = await asyncio.gather(*[caller.generate(prompt=f"{n}", status=503) for n in range(5)])
+            assert {error["code"] for error in errors} == {"engine_dead"}
+            assert "a fault in the batcher" in errors[0]["message"]
+            assert check_error(await caller.get("/readyz"))["code"] == "engine_dead"
