@@ -84,9 +84,10 @@ def _listen(host: str, port: int) -> socket.socket:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
         listener.listen(2048)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:
+        reason = getattr(error, "strerror", None) or error
         raise StartError(
-            f"cannot listen on {host} port {port}: {error.strerror}; choose another with --port or --host"
+            f"cannot listen on {host} port {port}: {reason}; choose another with --port or --host"
         ) from error
     return listener
 

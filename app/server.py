@@ -5,12 +5,14 @@ import logging
 import os
 import signal
 import socket
+import sys
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
 import uvicorn
 from fastapi import FastAPI
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from app.lifecycle import State
 from app.main import stop
@@ -18,8 +20,50 @@ from app.service import Service
 
 logger = logging.getLogger("batchserve")
 
+MAX_HEAD_BYTES = 64 << 10
+"""Request line and headers of one request."""
+SWITCH_INTERVAL_S = 0.001
+"""How long a thread that computes may keep the event loop waiting for the interpreter; Python's own is 5 ms."""
 STRAGGLERS_S = 1
 """How long connections without accepted work may still hold up the end."""
+
+
+class Protocol(H11Protocol):
+    """uvicorn's protocol, which waits without end for a caller that sends nothing, or stops half-way.
+
+    Here ``timeout_keep_alive`` bounds three more things: the time until a connection's first request has a
+    whole head, the time of each later head, and each silence within a body.
+    """
+
+    _timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Start waiting for the first request."""
+        super().connection_made(transport)
+        self._rearm()
+
+    def data_received(self, data: bytes) -> None:
+        """Go on waiting as long as the request is not whole."""
+        super().data_received(data)
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._disarm()
+            if self.cycle.more_body:
+                self._rearm()
+        elif self._timer is None:
+            self._rearm()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stop waiting."""
+        self._disarm()
+        super().connection_lost(exc)
+
+    def _rearm(self) -> None:
+        self._timer = self.loop.call_later(self.timeout_keep_alive, self.transport.close)
+
+    def _disarm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
 
 class Server(uvicorn.Server):
@@ -41,6 +85,8 @@ class Server(uvicorn.Server):
                 timeout_graceful_shutdown=STRAGGLERS_S,
                 server_header=False,
                 ws="none",
+                http=Protocol,  # h11: bounds the head of a request and ignores upgrades that nobody asked for
+                h11_max_incomplete_event_size=MAX_HEAD_BYTES,
                 lifespan="on",
             )
         )
@@ -51,6 +97,7 @@ class Server(uvicorn.Server):
 
     def run_on(self, listener: socket.socket) -> None:
         """Serve on a listening socket, on the event loop that uvicorn would choose; blocks."""
+        sys.setswitchinterval(SWITCH_INTERVAL_S)
         with asyncio.Runner(loop_factory=self.config.get_loop_factory()) as runner:
             runner.run(self.serve(sockets=[listener]))
 

@@ -112,8 +112,11 @@ class Settings(BaseSettings):
     @classmethod
     def _one_or_more_keys(cls, value: Any) -> Any:
         """A plain string is one key; commas part several."""
-        keys = value.split(",") if isinstance(value, str) else value
-        return tuple(key.strip() for part in keys for key in str(part).split(",") if key.strip())
+        parts = [value] if isinstance(value, str) else value
+        keys = tuple(key.strip() for part in parts for key in str(part).split(",") if key.strip())
+        if parts and not keys:
+            raise ValueError("no key in it; to ask for none, leave the setting out")
+        return keys
 
     @field_validator("api_key")
     @classmethod
@@ -239,6 +242,8 @@ def _unknown_variables() -> list[str]:
     """A line for each variable that is nearly a setting's: it would be ignored in silence."""
     known = {PREFIX + name.upper() for name in Settings.model_fields}
     lines = []
+    if os.environ.get(PREFIX + "API_KEY", "key").strip(", ") == "":
+        lines.append(f"environment: {PREFIX}API_KEY is set and holds no key; to ask for none, unset it")
     for name in sorted(os.environ):
         near = difflib.get_close_matches(name.upper(), known, n=1, cutoff=0.85)
         if name.upper().startswith(PREFIX) and name.upper() not in known and near:

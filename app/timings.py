@@ -19,6 +19,11 @@ def now() -> float:
     return time.monotonic()
 
 
+def remaining(since: float, limit_s: float) -> float:
+    """Seconds left of ``limit_s`` that began at ``since`` (monotonic seconds); 0 when there are none."""
+    return max(0.0, since + limit_s - now())
+
+
 def wall_offset() -> float:
     """Wall clock minus monotonic clock, in seconds.
 

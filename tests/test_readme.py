@@ -62,5 +62,5 @@ def test_the_quickstart_is_valid_for_the_service() -> None:
 
     command = re.search(r"/batch .*? -d '(.*?)'\n```", section("Quickstart"), re.DOTALL)
     assert command is not None
-    body = batch_body(json.loads(command[1]), 4096)
+    body = batch_body(json.loads(command[1]), 4096, 2**20)
     assert not [row for row in body.rows if isinstance(row, Exception)]

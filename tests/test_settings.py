@@ -84,7 +84,7 @@ def test_every_setting_has_an_option_a_variable_and_a_description(name: str, mon
 
 def test_an_empty_variable_is_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BATCHSERVE_BATCH_SIZE", "")
-    monkeypatch.setenv("BATCHSERVE_API_KEY", "")
+    monkeypatch.setenv("BATCHSERVE_QUEUE_TIMEOUT_S", "")
 
     assert load_settings() == Settings()
 
@@ -342,3 +342,12 @@ def test_a_token_in_a_broken_vllm_config_is_not_printed() -> None:
         load_settings(["--vllm-config", '{"hf_token": "hf_abc"'])
 
     assert "hf_abc" not in str(failure.value)
+
+
+@pytest.mark.parametrize("given", ["", ",", " , "])
+def test_a_key_that_is_none_is_a_mistake(given: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    (from_option,) = mistakes("--api-key", given)
+    monkeypatch.setenv("BATCHSERVE_API_KEY", given)
+
+    assert "no key" in from_option
+    assert all("no key" in line for line in mistakes())

@@ -28,14 +28,15 @@ class Batch:
 
     Attributes:
         received: when the call arrived, in monotonic seconds.
-        entries: for each row its future, or the error it has got already.
+        entries: for each row its future, or the error it has got already; None once it is encoded, so that
+            what the engine gave for it can be freed.
         rows: finished rows by index, with their outputs left out: only what the end of the answer needs.
     """
 
     service: Service
     body: BatchBody
     received: float
-    entries: "list[asyncio.Future[Answer] | ServiceError]"
+    entries: "list[asyncio.Future[Answer] | ServiceError | None]"
     id: str = field(default_factory=lambda: new_id("batch"))
     rows: dict[int, dict[str, Any]] = field(default_factory=dict)
 
@@ -44,11 +45,11 @@ class Batch:
         finished: asyncio.Queue[int] = asyncio.Queue()
         waiting = 0
         for index, entry in enumerate(self.entries):
-            if isinstance(entry, ServiceError):
-                yield index, await self._encode(index, entry)
-            else:
+            if isinstance(entry, asyncio.Future):
                 waiting += 1
                 entry.add_done_callback(partial(_put, finished, index))
+            else:
+                yield index, await self._encode(index)
         while waiting:
             try:
                 async with asyncio.timeout(QUIET_S):
@@ -57,17 +58,20 @@ class Batch:
                 yield -1, b""
                 continue
             waiting -= 1
-            yield index, await self._encode(index, self.entries[index])
+            yield index, await self._encode(index)
 
-    async def _encode(self, index: int, entry: "asyncio.Future[Answer] | ServiceError") -> bytes:
-        row = self._row(index, entry)
+    async def _encode(self, index: int) -> bytes:
+        row = self._row(index)
+        self.entries[index] = None
         encoded = await render.encode_answer(row)
         response = row["response"]
         kept = response and {key: response[key] for key in ("window", "usage")}
         self.rows[index] = {"response": kept}
         return encoded
 
-    def _row(self, index: int, entry: "asyncio.Future[Answer] | ServiceError") -> dict[str, Any]:
+    def _row(self, index: int) -> dict[str, Any]:
+        entry = self.entries[index]
+        assert entry is not None
         error = entry if isinstance(entry, ServiceError) else _error_of(entry)
         if error is not None:
             self.service.metrics.errors.labels(error.code).inc()
@@ -109,17 +113,19 @@ async def start(service: Service, body: BatchBody, call: Call) -> Batch:
     """
     good = [row for row in body.rows if isinstance(row, GenerateRequest)]
     submitted = iter(await submit(service, good, call))
-    entries = [next(submitted) if isinstance(row, GenerateRequest) else row for row in body.rows]
+    entries: list[asyncio.Future[Answer] | ServiceError | None] = [
+        next(submitted) if isinstance(row, GenerateRequest) else row for row in body.rows
+    ]
     return Batch(service, body, call.received, entries)
 
 
-async def as_json(batch: Batch) -> bytes:
-    """The whole answer in one piece, rows in input order."""
+async def as_json(batch: Batch) -> list[bytes]:
+    """The parts of the whole answer, rows in input order."""
     try:
         rows = {index: line async for index, line in batch.lines() if line}
         rest = render.encode(batch.rest())
-        results = b",".join(rows[index] for index in range(len(rows)))
-        return rest[:-1] + b',"results":[' + results + b"]}"
+        results = [part for index in range(len(rows)) for part in (b",", rows.pop(index))]
+        return [rest[:-1], b',"results":[', *results[1:], b"]}"]
     finally:
         batch.cancel()
 

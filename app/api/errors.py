@@ -52,7 +52,7 @@ ON_WORK: tuple[type[ServiceError], ...] = (
 def error_response(error: ServiceError) -> Response:
     """The answer that an error becomes."""
     body = render.encode({"error": error.body()})
-    return render.JsonResponse(body, status_code=error.status, headers=error.headers())
+    return render.JsonResponse(body, error.status, error.headers())
 
 
 def documented(*errors: type[ServiceError]) -> dict[int | str, dict[str, Any]]:

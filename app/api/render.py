@@ -3,7 +3,7 @@
 import asyncio
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from starlette.responses import Response
@@ -21,20 +21,41 @@ LARGE_LOGPROBS = 4000
 
 
 class JsonResponse(Response):
-    """Encoded JSON, sent in pieces, so that a slow reader slows the sending down and "sent" means nearly received."""
+    """Encoded JSON, sent in pieces, so that a slow reader slows the sending down and "sent" means nearly received.
+
+    Args:
+        parts: the body, whole or in parts that are not put together: it may be large.
+        status: the HTTP status.
+        headers: further headers.
+    """
 
     media_type = "application/json"
+
+    def __init__(self, parts: bytes | list[bytes], status: int = 200, headers: dict[str, str] | None = None) -> None:
+        self._parts = [parts] if isinstance(parts, bytes) else parts
+        length = sum(len(part) for part in self._parts)
+        whole = self._parts[0] if len(self._parts) == 1 else b""
+        super().__init__(whole, status, {**(headers or {}), "content-length": str(length)})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the head and the body. uvicorn waits for the reader at the start of a send: the last one is empty."""
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        body = bytes(self.body)
-        if len(body) > PIECE_BYTES:
-            for start in range(0, len(body), PIECE_BYTES):
-                piece = body[start : start + PIECE_BYTES]
-                await send({"type": "http.response.body", "body": piece, "more_body": True})
-            body = b""
-        await send({"type": "http.response.body", "body": body, "more_body": False})
+        is_short = sum(map(len, self._parts)) <= PIECE_BYTES
+        for piece in self._pieces():
+            await send({"type": "http.response.body", "body": piece, "more_body": not is_short})
+        if not is_short:
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    def _pieces(self) -> Iterator[bytes]:
+        """The body in pieces of about ``PIECE_BYTES``: short parts together, long ones cut."""
+        gathered = b""
+        for part in self._parts:
+            gathered += part
+            for start in range(0, len(gathered) - PIECE_BYTES, PIECE_BYTES):
+                yield gathered[start : start + PIECE_BYTES]
+            if len(gathered) > PIECE_BYTES:
+                gathered = gathered[-(len(gathered) % PIECE_BYTES or PIECE_BYTES) :]
+        yield gathered
 
 
 def generate_answer(answer: Answer, body: GenerateRequest, model: str, metrics: Metrics) -> dict[str, Any]:

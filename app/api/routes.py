@@ -83,8 +83,9 @@ async def _generate(service: Service, body: GenerateRequest, call: Call) -> byte
 )
 async def run_batch(request: Request, service: ServiceDep) -> Response:
     """Admitted whole or refused whole; a wrong or failing row costs the others nothing."""
-    raw, limit = await _read(request, service), service.settings.max_batch_requests
-    body = await parse(raw, lambda value: batch_body(value, limit), service.parser)
+    raw, settings = await _read(request, service), service.settings
+    limits = settings.max_batch_requests, settings.max_body_bytes
+    body = await parse(raw, lambda value: batch_body(value, *limits), service.parser)
     started = await unless_gone(batch.start(service, body, request.state.call), request.receive)
     if batch.NDJSON in request.headers.get("accept", "").lower():
         return batch.LinesResponse(started)

@@ -1,7 +1,7 @@
 """From bodies to futures: reserve, resolve, admit; and back, unless the caller has gone."""
 
 import asyncio
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Iterator, Sequence
 from typing import TypeVar
 
 from starlette.requests import ClientDisconnect
@@ -14,7 +14,8 @@ from app.service import Service
 from app.timings import Stamps
 
 RESOLVE_CHUNK = 32
-"""Bodies resolved in one go: between two chunks of a large batch other callers get their turn."""
+RESOLVE_CHUNK_CHARS = 64 << 10
+"""Bodies, and characters of them, resolved in one go: between two chunks other callers get their turn."""
 T = TypeVar("T")
 
 
@@ -48,9 +49,22 @@ async def submit(
 
 async def _resolve(service: Service, bodies: Sequence[GenerateRequest]) -> list[Resolved | ServiceError]:
     resolved: list[Resolved | ServiceError] = []
-    for start in range(0, len(bodies), RESOLVE_CHUNK):
-        resolved += await service.backend.resolve(bodies[start : start + RESOLVE_CHUNK])
+    for chunk in _chunks(bodies):
+        resolved += await service.backend.resolve(chunk)
     return resolved
+
+
+def _chunks(bodies: Sequence[GenerateRequest]) -> Iterator[list[GenerateRequest]]:
+    chunk: list[GenerateRequest] = []
+    chars = 0
+    for body in bodies:
+        if len(chunk) == RESOLVE_CHUNK or (chunk and chars + body.chars > RESOLVE_CHUNK_CHARS):
+            yield chunk
+            chunk, chars = [], 0
+        chunk.append(body)
+        chars += body.chars
+    if chunk:
+        yield chunk
 
 
 def _request(service: Service, body: GenerateRequest, resolved: Resolved, received: float) -> Request:

@@ -1,5 +1,6 @@
 """JSON values to typed bodies; what pydantic says becomes one error with the path of the field."""
 
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -48,12 +49,13 @@ def generate_body(value: Any) -> GenerateRequest:
     return _validate(GenerateRequest, value)
 
 
-def batch_body(value: Any, max_requests: int) -> BatchBody:
+def batch_body(value: Any, max_requests: int, max_bytes: int) -> BatchBody:
     """A `/batch` body: its frame must be right as a whole, its rows each for itself.
 
     Raises:
         InvalidRequest: the frame is wrong.
-        RequestTooLarge: more than ``max_requests`` rows.
+        RequestTooLarge: more than ``max_requests`` rows, or more than ``max_bytes`` were the defaults
+            written into each of them: a short body must not make an endless answer.
     """
     if not isinstance(value, dict):
         raise InvalidRequest(f"the body must be a JSON object, not {_kind(value)}")
@@ -68,6 +70,10 @@ def batch_body(value: Any, max_requests: int) -> BatchBody:
     if label is not None and (not isinstance(label, str) or len(label) > MAX_LABEL_CHARS):
         raise InvalidRequest(f"must be a string of at most {MAX_LABEL_CHARS} characters", param="request_id")
     defaults = _defaults(value.get("defaults"))
+    if len(requests) * len(json.dumps(defaults)) > max_bytes:
+        raise RequestTooLarge(
+            f"defaults times {len(requests)} requests are more than {max_bytes} bytes", limit=max_bytes
+        )
     for index, item in enumerate(requests):
         if not isinstance(item, dict):
             raise InvalidRequest(f"must be a JSON object, not {_kind(item)}", param=f"requests.{index}")

@@ -22,7 +22,7 @@ from app.request import Resolved
 
 logger = logging.getLogger(__name__)
 
-COUNTED_CHARS = 2**20
+COUNTED_CHARS = 2**19
 """A longer text is not tokenized when it cannot fit: its length in tokens is then a lower bound."""
 NO_TEMPLATE = (
     "this model has no chat template: start the service with request_format=plain, or with a template file, "
@@ -195,6 +195,7 @@ class VLLMBackendBase(Backend):
             )
         try:
             params = SamplingParams.from_optional(**values, output_kind=RequestOutputKind.FINAL_ONLY)
+            params.flat_logprobs = True  # a few lists instead of an object a token, for the garbage collector to walk
             self._verify(params)
         except (VLLMClientError, ValueError) as error:
             raise InvalidRequest(str(error), param=_param_of(error)) from error

@@ -163,7 +163,8 @@ class Batcher:
     def _add(self, request: Request) -> None:
         timer = None
         if request.queue_timeout_s is not None:
-            timer = asyncio.get_running_loop().call_later(request.queue_timeout_s, self._expire, request)
+            left_s = timings.remaining(request.stamps.received, request.queue_timeout_s)
+            timer = asyncio.get_running_loop().call_later(left_s, self._expire, request)
         self._waiting[request] = timer
         self._waiting_places += request.places
         self._waiting_tokens += request.prompt_tokens

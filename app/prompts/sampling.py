@@ -11,13 +11,15 @@ MAX_N = 128
 MAX_STOP_STRINGS = 64
 MAX_STOP_CHARS = 1000
 MAX_STOP_TOKEN_IDS = 1024
-MAX_BAD_WORDS = 1024
+MAX_BAD_WORDS = 256
+MAX_BAD_WORD_CHARS = 100
 MAX_LOGPROBS = 20
 MAX_LOGIT_BIAS = 1024
 MAX_TOKENS = 2**31 - 1
 MIN_SEED, MAX_SEED = -(2**63), 2**63 - 1
 
 StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
+BadWord = Annotated[str, Field(min_length=1, max_length=MAX_BAD_WORD_CHARS)]
 Stop = Annotated[
     Annotated[StopString, Tag("~one")] | Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS), Tag("~many")],
     Discriminator(lambda value: "~many" if isinstance(value, list) else "~one"),
@@ -87,7 +89,7 @@ class SamplingFields(StrictModel):
     include_stop_str_in_output: bool | None = Field(
         None, description="Keep the stop string in the text; default false."
     )
-    bad_words: Annotated[list[StopString], Field(max_length=MAX_BAD_WORDS)] | None = Field(
+    bad_words: Annotated[list[BadWord], Field(max_length=MAX_BAD_WORDS)] | None = Field(
         None, description="Words that must not be generated."
     )
 

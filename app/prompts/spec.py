@@ -184,6 +184,13 @@ class GenerateRequest(PromptFields, OptionFields, SamplingFields):
         None, max_length=MAX_LABEL_CHARS, description="The caller's own label, echoed; need not be unique."
     )
 
+    @property
+    def chars(self) -> int:
+        """How many characters there are to tokenize, about: what resolving this body costs."""
+        messages = self.messages or (self.columns.messages() if self.columns else [])
+        texts = sum(len(text) for message in messages for text in message.text_parts)
+        return texts + len(self.prompt or "") + sum(map(len, self.bad_words or ()))
+
     @model_validator(mode="after")
     def _one_way_to_end(self) -> "GenerateRequest":
         if self.continue_final_message and self.add_generation_prompt:

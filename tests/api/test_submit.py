@@ -8,8 +8,9 @@ from typing import Any, cast
 import pytest
 from starlette.requests import ClientDisconnect
 
+from app import timings
 from app.api.submit import submit, unless_gone
-from app.errors import InvalidRequest, QueueFull, RequestTooLarge, ServiceError
+from app.errors import InvalidRequest, QueueFull, QueueTimeout, RequestTooLarge, ServiceError
 from app.prompts.spec import GenerateRequest
 from app.request import Call, Resolved
 from app.service import Service
@@ -119,7 +120,9 @@ async def test_a_body_may_only_shorten_the_queue_timeout(
     own: float | None, setting: float | None, expected: float | None
 ) -> None:
     async with house() as it:
-        (future,) = await submit(service(it, queue_timeout_s=setting), bodies("a", queue_timeout_s=own), Call(0.0))
+        (future,) = await submit(
+            service(it, queue_timeout_s=setting), bodies("a", queue_timeout_s=own), Call(timings.now())
+        )
         assert isinstance(future, asyncio.Future)
         await settle([future])
 
@@ -177,3 +180,20 @@ async def test_other_messages_are_no_hang_up() -> None:
         raise AssertionError
 
     assert await asyncio.wait_for(unless_gone(asyncio.sleep(0.01, "done"), receive), 5) == "done"
+
+
+async def test_long_bodies_are_resolved_in_smaller_turns_than_short_ones() -> None:
+    async with house() as it:
+        it_service = service(it)
+        await submit(it_service, bodies("a" * 60_000, "a" * 60_000, *["a"] * 33), Call(timings.now()))
+
+        assert it_service.backend.calls == [1, 32, 2]  # type: ignore[attr-defined]
+
+
+async def test_the_time_that_resolving_takes_counts_as_waiting() -> None:
+    async with house() as it:
+        received = timings.now() - 10
+        (future,) = await submit(service(it), bodies("a", queue_timeout_s=5.0), Call(received))
+        assert isinstance(future, asyncio.Future)
+        (error,) = await settle([future])
+        assert isinstance(error, QueueTimeout)

@@ -10,6 +10,7 @@ from app.errors import InvalidRequest, RequestTooLarge
 from app.prompts.spec import GenerateRequest
 
 LIMIT = 4096
+MAX_BYTES = 32 << 20
 
 
 def refused(value: Any) -> InvalidRequest:
@@ -20,7 +21,7 @@ def refused(value: Any) -> InvalidRequest:
 
 def refused_batch(value: Any) -> InvalidRequest:
     with pytest.raises(InvalidRequest) as caught:
-        batch_body(value, LIMIT)
+        batch_body(value, LIMIT, MAX_BYTES)
     return caught.value
 
 
@@ -249,7 +250,7 @@ def test_an_unknown_field_of_the_frame_is_told_with_the_nearest_known_one() -> N
 def test_what_is_wrong_inside_an_item_fails_that_row_alone(item: Any, param: str) -> None:
     good = {"prompt": "x"}
 
-    rows = batch_body({"requests": [good, item, good]}, LIMIT).rows
+    rows = batch_body({"requests": [good, item, good]}, LIMIT, MAX_BYTES).rows
 
     assert isinstance(rows[0], GenerateRequest)
     assert isinstance(rows[2], GenerateRequest)
@@ -265,6 +266,7 @@ def test_an_items_own_fields_win_over_the_defaults() -> None:
             "request_id": "mine",
         },
         LIMIT,
+        MAX_BYTES,
     )
 
     rows = [row for row in body.rows if isinstance(row, GenerateRequest)]
@@ -275,7 +277,9 @@ def test_an_items_own_fields_win_over_the_defaults() -> None:
 
 def test_rows_share_nothing_that_one_of_them_could_change() -> None:
     first, second = batch_body(
-        {"requests": [{"prompt": "a"}, {"prompt": "b"}], "defaults": {"stop": ["x"], "logit_bias": {"1": 1.0}}}, LIMIT
+        {"requests": [{"prompt": "a"}, {"prompt": "b"}], "defaults": {"stop": ["x"], "logit_bias": {"1": 1.0}}},
+        LIMIT,
+        MAX_BYTES,
     ).rows
 
     assert isinstance(first, GenerateRequest)
@@ -286,7 +290,9 @@ def test_rows_share_nothing_that_one_of_them_could_change() -> None:
 
 def test_a_default_that_contradicts_an_item_fails_that_row() -> None:
     rows = batch_body(
-        {"requests": [{"prompt": "a", "max_tokens": 2}, {"prompt": "b"}], "defaults": {"min_tokens": 3}}, LIMIT
+        {"requests": [{"prompt": "a", "max_tokens": 2}, {"prompt": "b"}], "defaults": {"min_tokens": 3}},
+        LIMIT,
+        MAX_BYTES,
     ).rows
 
     assert isinstance(rows[0], InvalidRequest)
@@ -294,21 +300,30 @@ def test_a_default_that_contradicts_an_item_fails_that_row() -> None:
 
 
 def test_a_batch_of_just_the_limit_is_taken_and_one_more_is_not() -> None:
-    assert len(batch_body({"requests": [{"prompt": "x"}] * LIMIT}, LIMIT).rows) == LIMIT
+    assert len(batch_body({"requests": [{"prompt": "x"}] * LIMIT}, LIMIT, MAX_BYTES).rows) == LIMIT
     for count in (LIMIT + 1, 5000):
         with pytest.raises(RequestTooLarge) as caught:
-            batch_body({"requests": [{"prompt": "x"}] * count}, LIMIT)
+            batch_body({"requests": [{"prompt": "x"}] * count}, LIMIT, MAX_BYTES)
         assert caught.value.extra == {"limit": LIMIT}
         assert str(count) in caught.value.message
 
 
 def test_every_row_may_be_wrong() -> None:
-    rows = batch_body({"requests": [{}, {"x": 1}]}, LIMIT).rows
+    rows = batch_body({"requests": [{}, {"x": 1}]}, LIMIT, MAX_BYTES).rows
 
     assert all(isinstance(row, InvalidRequest) for row in rows)
 
 
 def test_two_rows_may_carry_the_same_label() -> None:
-    rows = batch_body({"requests": [{"prompt": "x", "request_id": "a"}] * 2}, LIMIT).rows
+    rows = batch_body({"requests": [{"prompt": "x", "request_id": "a"}] * 2}, LIMIT, MAX_BYTES).rows
 
     assert [row.request_id for row in rows if isinstance(row, GenerateRequest)] == ["a", "a"]
+
+
+def test_defaults_count_as_if_they_were_written_into_each_item() -> None:
+    body = {"requests": [{"prompt": "x"}] * 100, "defaults": {"stop": ["s" * 1000] * 60}}
+
+    assert len(batch_body(body, LIMIT, 7_000_000).rows) == 100
+    with pytest.raises(RequestTooLarge) as caught:
+        batch_body(body, LIMIT, 5_000_000)
+    assert caught.value.extra == {"limit": 5_000_000}

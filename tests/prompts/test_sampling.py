@@ -32,7 +32,7 @@ BOUNDS: dict[str, tuple[list[Any], list[Any]]] = {
     "prompt_logprobs": ([0, 20], [-1, 21]),
     "skip_special_tokens": ([True, False], [0]),
     "include_stop_str_in_output": ([True, False], [0]),
-    "bad_words": ([[], ["a"] * 1024], [["a"] * 1025, [""], "a"]),
+    "bad_words": ([[], ["a" * 100] * 256], [["a"] * 257, ["a" * 101], [""], "a"]),
 }
 
 

@@ -1,16 +1,31 @@
 """Keys, a path prefix, request ids in the log: what stands between the service and the world."""
 
+import asyncio
+import contextlib
 import hmac
 import json
 import re
+import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
 from app.main import create_app
-from tests.service.support import Caller, Json, Process, check_error, fake_settings, running, service, serving, text_of
+from tests.service.support import (
+    Caller,
+    Json,
+    Process,
+    check_error,
+    fake_settings,
+    running,
+    service,
+    serving,
+    strict_json,
+    text_of,
+)
 
 KEYS = ("sk-first-tellnoone", "sk-second-tellnoone")
 OPEN = ("/livez", "/readyz", "/health")
@@ -205,3 +220,35 @@ class TestRootPath:
         async with running(create_app(fake_settings(root_path="/llm", api_key=KEYS))) as caller:
             response = await caller.http.get(f"http://service{path}")
             assert response.status_code == 401
+
+
+class TestForeignHeads:
+    """What other HTTP clients put into the head of a request."""
+
+    async def test_an_upgrade_that_nobody_asked_for_is_ignored(self, shared: Process) -> None:
+        """Java's client offers HTTP/2 with its first request."""
+        offer = "connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: AAEAAEAAAAIAAAABAAMAAABk\r\n"
+        async with await shared.connect() as connection:
+            await connection.post("/generate", {"prompt": "hi", "max_tokens": 2}, headers=offer)
+            status, _, body = await connection.answer()
+        assert status == 200, body
+        assert text_of(strict_json(body)) == "HI"
+
+    async def test_a_head_of_megabytes_is_refused_and_holds_nobody_up(self, shared: Process, remote: Caller) -> None:
+        async with await shared.connect() as connection:
+            with contextlib.suppress(ConnectionError):
+                await connection.send(b"GET /livez HTTP/1.1\r\nhost: x\r\nx-a: " + b"a" * (8 << 20))
+            began = time.monotonic()
+            assert (await remote.get("/livez")).status_code == 200
+            assert time.monotonic() - began < 1
+            with contextlib.suppress(ConnectionError):
+                assert b" 200 " not in await connection.reader.read()
+
+    @pytest.mark.parametrize(
+        "begun", [b"", b"GET /liv", b"POST /generate HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n{"], ids=repr
+    )
+    async def test_a_caller_that_stops_half_way_is_not_waited_for_without_end(self, folder: Path, begun: bytes) -> None:
+        with serving(folder, keep_alive_s=1) as process:
+            async with await process.connect() as connection, asyncio.timeout(10):
+                await connection.send(begun)
+                assert await connection.reader.read() == b""
