@@ -2,11 +2,15 @@
 
 import json
 import logging
+import re
 import sys
 from contextvars import ContextVar
-from typing import Literal
+from typing import Any, Literal
 
 request_id_var: ContextVar[str] = ContextVar("request_id", default="-")
+
+
+_CONTROL = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029]")
 
 
 class _TextFormatter(logging.Formatter):
@@ -17,16 +21,22 @@ class _TextFormatter(logging.Formatter):
         record.request_id = request_id_var.get()
         return super().format(record)
 
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 -- logging's name
+        """A line is a record: what callers send must not begin another one."""
+        record.message = _CONTROL.sub(lambda match: ascii(match[0])[1:-1], record.message)
+        return super().formatMessage(record)
+
 
 class _JsonFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        line = {
+        line: dict[str, Any] = {
             "time": record.created,
             "level": record.levelname.lower(),
             "logger": record.name,
             "request_id": request_id_var.get(),
             "message": record.getMessage(),
         }
+        line |= getattr(record, "fields", {})
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
         return json.dumps(line)

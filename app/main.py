@@ -6,6 +6,7 @@ import gc
 import logging
 from collections.abc import AsyncIterator
 from importlib import metadata
+from pathlib import Path
 
 from fastapi import FastAPI
 
@@ -23,6 +24,7 @@ from app.lifecycle import Lifecycle, State
 from app.log import complain
 from app.metrics import Metrics
 from app.models import embedded
+from app.prompts.templates import load_request_format
 from app.service import Service
 from app.settings import EMBEDDED, Settings, load_settings
 
@@ -80,8 +82,9 @@ def backend_args(settings: Settings) -> BackendArgs:
     """What the settings say to the backend; ``request_format`` only when somebody has set it.
 
     Raises:
-        StartError: an unknown backend, or a wrong value for it.
+        StartError: an unknown backend, a wrong value for it, a model or a template that cannot be there.
     """
+    _check_model(settings.model)
     own = {
         "vllm_offline": {"vllm_config": settings.vllm_config, "engine_process": settings.engine_process},
         "fake": settings.fake_config,
@@ -97,9 +100,18 @@ def backend_args(settings: Settings) -> BackendArgs:
         "audio_placeholder": settings.audio_placeholder,
         **asked,
     }
+    load_request_format(settings.request_format)  # what is wrong with it shows before anything slow is begun
     if both := shared.keys() & own.keys():
         raise StartError(f"fake_config: {', '.join(sorted(both))} belongs to the service's own settings")
     return parse_args({**shared, **own})
+
+
+def _check_model(model: str) -> None:
+    """Refuse at once what no library could find."""
+    if model.startswith("embedded:") and model != EMBEDDED:
+        raise StartError(f"model: {model!r} is not there; the embedded model is {EMBEDDED}")
+    if model.startswith(("/", "./", "../", "~")) and not Path(model).expanduser().is_dir():
+        raise StartError(f"model: there is no folder {model}")
 
 
 def _assemble(settings: Settings, backend: Backend) -> Service:

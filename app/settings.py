@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, Literal, NoReturn
+from typing import Annotated, Any, Literal, NoReturn, get_args, get_origin
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
@@ -189,10 +189,14 @@ def _parse(arguments: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
         allow_abbrev=False,
     )
     for name, field in Settings.model_fields.items():
-        default = "" if field.is_required() or field.default in (None, (), "") else f" Default: {field.get_default()}."
+        value = field.get_default(call_default_factory=True)
+        default = "" if value in (None, (), "") else f" Default: {value}."
+        choices = get_args(field.annotation) if get_origin(field.annotation) is Literal else ()
         help_text = f"{field.description}{default}".replace("%", "%%")
         action = "append" if name == "api_key" else "store"
-        parser.add_argument(_option(name), dest=name, metavar="VALUE", action=action, help=help_text)
+        parser.add_argument(
+            _option(name), dest=name, metavar="|".join(choices) or "VALUE", action=action, help=help_text
+        )
     known, rest = parser.parse_known_args(arguments)
     return vars(known), [_unknown_option(word) for word in rest if word.startswith("-")] or [
         f"command line: {word!r} belongs to no option" for word in rest

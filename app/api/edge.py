@@ -77,9 +77,10 @@ class Edge:
 
     async def _serve(self, scope: Scope, receive: Receive, answer: "_Answer") -> None:
         if not self._may_pass(scope):
-            await self._refuse(
-                InvalidApiKey("an API key is needed: Authorization: Bearer <key>"), scope, receive, answer
-            )
+            is_given = b"authorization" in dict(scope["headers"])
+            problem = "the API key given is not one of this service's" if is_given else "an API key is needed"
+            error = InvalidApiKey(f"{problem}; it is sent as Authorization: Bearer <key>")
+            await self._refuse(error, scope, receive, answer)
             return
         try:
             await self._app(scope, receive, answer)
@@ -104,7 +105,9 @@ class Edge:
     @staticmethod
     def _log(scope: Scope, status: int | None, elapsed_s: float) -> None:
         level = logging.DEBUG if scope["path"] in OPEN_PATHS or scope["path"] == "/metrics" else logging.INFO
-        logger.log(level, "%s %r %s %.1f ms", scope["method"], scope["path"], status or "gone", elapsed_s * 1000)
+        method, path, elapsed_ms = scope["method"], scope["path"], elapsed_s * 1000
+        fields = {"method": method, "path": path, "status": status, "duration_ms": elapsed_ms}
+        logger.log(level, "%s %r %s %.1f ms", method, path, status or "gone", elapsed_ms, extra={"fields": fields})
 
 
 class _Answer:

@@ -6,6 +6,7 @@ which other threads get their turn, with runs of integers handed to the C one pi
 """
 
 import asyncio
+import contextlib
 import json
 import re
 from collections.abc import Callable
@@ -50,28 +51,38 @@ async def read_body(request: Request, max_bytes: int) -> bytes:
     if (encoding := request.headers.get("content-encoding", "identity").lower()) != "identity":
         raise InvalidRequest(f"content-encoding {encoding!r} is not taken: send the body as it is")
     chunks: list[bytes] = []
-    size = 0
-    async for chunk in request.stream():
+    size, more = 0, True
+    while more:
+        chunk, more = await _receive(request)
         size += len(chunk)
         if size > max_bytes:
-            await _discard(request, max_bytes * DISCARD_FACTOR)
+            if more:
+                await _discard(request, max_bytes * DISCARD_FACTOR)
             raise RequestTooLarge(f"the body is larger than {max_bytes} bytes", limit=max_bytes)
         chunks.append(chunk)
     return b"".join(chunks)
 
 
+async def _receive(request: Request) -> tuple[bytes, bool]:
+    """The next piece of the body, and whether more will come.
+
+    Raises:
+        ClientDisconnect: the caller has gone.
+    """
+    message = await request.receive()
+    if message["type"] == "http.disconnect":
+        raise ClientDisconnect
+    return message.get("body", b""), message.get("more_body", False)
+
+
 async def _discard(request: Request, max_bytes: int) -> None:
     """Read on without keeping: a connection closed in the middle of a body loses the answer."""
-    size = 0
-    try:
+    size, more = 0, True
+    with contextlib.suppress(TimeoutError, ClientDisconnect):
         async with asyncio.timeout(DISCARD_S):
-            while size < max_bytes:
-                message = await request.receive()
-                size += len(message.get("body", b""))
-                if not message.get("more_body", False):
-                    return
-    except (TimeoutError, ClientDisconnect):
-        return
+            while more and size < max_bytes:
+                chunk, more = await _receive(request)
+                size += len(chunk)
 
 
 async def parse(body: bytes, convert: Callable[[Any], T], executor: Executor) -> T:

@@ -61,7 +61,8 @@ def batch_body(value: Any, max_requests: int, max_bytes: int) -> BatchBody:
         raise InvalidRequest(f"the body must be a JSON object, not {_kind(value)}")
     for name in value:
         if name not in BATCH_FIELDS:
-            raise InvalidRequest(unknown(name, BATCH_FIELDS), param=name)
+            belongs = "; it belongs into an item or into defaults" if name in GenerateRequest.model_fields else ""
+            raise InvalidRequest(unknown(name, BATCH_FIELDS) + belongs, param=name)
     requests, label = value.get("requests"), value.get("request_id")
     if not isinstance(requests, list) or not requests:
         raise InvalidRequest("must be a list of at least one /generate body", param="requests")

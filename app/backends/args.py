@@ -105,5 +105,7 @@ def parse_args(values: dict[str, Any]) -> BackendArgs:
         if first["type"] == "union_tag_invalid":
             kinds = first["ctx"]["expected_tags"]
             raise StartError(f"backend: {values['kind']!r} is unknown; there are {kinds}") from error
-        where = ".".join(str(part) for part in first["loc"][1:])
-        raise StartError(f"{where}: {first['msg']}") from error
+        path = [str(part) for part in first["loc"][1:]]
+        if values["kind"] == "fake" and path[0] not in BackendArgs.model_fields:
+            path.insert(0, "fake_config")
+        raise StartError(f"{'.'.join(path)}: {first['msg']}") from error

@@ -173,7 +173,7 @@ class VLLMBackendBase(Backend):
         """The variables of the template; the caller may not reach transformers' own arguments."""
         extra = body.chat_template_kwargs or {}
         for name in extra:
-            if name in self._hf_template_arguments:
+            if name in self._hf_template_arguments or name == "messages":
                 raise InvalidRequest(f"{name} cannot be set here", param=f"chat_template_kwargs.{name}")
         goes_on = bool(body.continue_final_message)
         prompt = not goes_on if body.add_generation_prompt is None else body.add_generation_prompt

@@ -29,6 +29,15 @@ DEFAULT_TEMPLATE = (
 )
 
 
+DEFAULTS: dict[str, Any] = {
+    **dict.fromkeys(SamplingFields.model_fields),
+    **{"n": 1, "temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "min_tokens": 0, "repetition_penalty": 1.0},
+    **{"presence_penalty": 0.0, "frequency_penalty": 0.0, "stop": [], "stop_token_ids": [], "bad_words": []},
+    **{"ignore_eos": False, "skip_special_tokens": True, "include_stop_str_in_output": False},
+}
+"""As vLLM's ``SamplingParams`` has them."""
+
+
 @Backend.register("fake")
 class FakeBackend(Backend):
     """For tests and for clients under development."""
@@ -63,7 +72,7 @@ class FakeBackend(Backend):
         return {
             "kind": self.args.kind,
             "engine_process": "inline",
-            "engine_args": {"max_model_len": {"value": self.args.max_model_len, "source": "fake_config"}},
+            "engine_args": {"max_model_len": {"value": self.args.max_model_len, "source": "fake"}},
             "generation_defaults": {},
             "request_format": self.args.request_format,
             "versions": {},
@@ -107,14 +116,7 @@ class FakeBackend(Backend):
             raise InvalidRequest(f"the chat template refuses this: {error}", param="messages") from error
 
     def _sampling(self, body: GenerateRequest, prompt_tokens: int) -> dict[str, Any]:
-        defaults = {
-            "n": 1,
-            "temperature": 1.0,
-            "max_tokens": self.args.default_max_tokens,
-            "min_tokens": 0,
-            "stop": [],
-        }
-        values = {**dict.fromkeys(SamplingFields.model_fields), **defaults, **body.given()}
+        values = {**DEFAULTS, "max_tokens": self.args.default_max_tokens, **body.given()}
         values["max_tokens"] = min(values["max_tokens"], self.max_model_len - prompt_tokens)
         bounds.check_token_ids(values["stop_token_ids"] or [], VOCAB_SIZE, "stop_token_ids")
         bounds.check_bias(values["logit_bias"] or {}, VOCAB_SIZE)
@@ -136,7 +138,10 @@ class FakeBackend(Backend):
         time.sleep(longest * self.args.step_ms / 1000)
         if self.args.faults.wrong_count:
             raise WindowMismatch("another number of outputs came back than requests went in")
-        return [_generation(request, text, started) for request, text in zip(window.requests, texts, strict=True)]
+        return [
+            _generation(request, text, started, self.args.step_ms / 1000)
+            for request, text in zip(window.requests, texts, strict=True)
+        ]
 
     def _play_faults(self, text: str) -> None:
         faults = self.args.faults
@@ -152,14 +157,15 @@ def _text(request: Request) -> str:
     return bytes(token for token in request.resolved.prompt_token_ids if token < 256).decode(errors="replace")
 
 
-def _generation(request: Request, text: str, started: float) -> Generation:
+def _generation(request: Request, text: str, started: float, step_s: float) -> Generation:
     """The prompt in capitals, one byte a token, and stamps as an engine would leave them."""
     params, ended = request.resolved.params, timings.now()
     ids = list(islice(cycle(text.upper().encode() or b"?"), params["max_tokens"]))
     out, stop_reason = _until_stop(bytes(ids).decode(errors="replace"), params["stop"])
     used = ids if stop_reason is None else ids[: max(1, len((out + stop_reason).encode()))]
     logprobs = None if params["logprobs"] is None else list(_logprobs(used, params["logprobs"]))
-    stats = EngineStats(started, started, started, ended, ended - started, len(used), 0)
+    first = min(ended, started + step_s)
+    stats = EngineStats(started, started, first, ended, first - started, len(used), 0)
     reason = "length" if stop_reason is None else "stop"
     return Generation(
         outputs=[Output(index, out, used, reason, stop_reason, logprobs) for index in range(request.places)],  # type: ignore[arg-type]

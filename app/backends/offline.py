@@ -304,7 +304,7 @@ def _logprob_list(positions: Any, ids: Sequence[int], count: int | None) -> list
     if positions is None or count is None:
         return None
     return [
-        None if position is None else _logprob_entry(position, token, count)
+        _logprob_entry(position, token, count) if position else None
         for position, token in zip(positions, ids, strict=False)
     ]
 

@@ -1,6 +1,7 @@
 """The contract of a backend, and the registry of those there are."""
 
 import asyncio
+import contextvars
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -83,8 +84,8 @@ class Backend(ABC):
 
     async def resolve(self, bodies: Sequence[GenerateRequest]) -> list[Resolved | ServiceError]:
         """Turn bodies into what the engine takes, off the event loop; a wrong one gives its error."""
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._resolver, self._resolve_all, bodies)
+        run = contextvars.copy_context().run  # so that its log lines carry the request's id
+        return await asyncio.get_running_loop().run_in_executor(self._resolver, run, self._resolve_all, bodies)
 
     async def generate(self, window: Window) -> list[Outcome]:
         """Run a window on the engine thread: one outcome for each of its requests.

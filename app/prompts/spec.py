@@ -31,6 +31,15 @@ class TextPart(StrictModel):
     type: Literal["text"]
     text: str
 
+    @model_validator(mode="before")
+    @classmethod
+    def _no_media(cls, value: Any) -> Any:
+        if isinstance(value, dict) and isinstance(kind := value.get("type"), str) and kind != "text":
+            raise PydanticCustomError(
+                "media", "images and audio are not served; parts are of type text", {"param": "type"}
+            )
+        return value
+
 
 def _content_kind(content: Any) -> str:
     return "~parts" if isinstance(content, list) else "~text"

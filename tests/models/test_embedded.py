@@ -384,7 +384,7 @@ def test_the_real_model_is_built_and_knows_the_capital_of_france(cache: Path) ->
     assert verified_s < built_s / 4
     assert "<|im_start|>" in (folder / "chat_template.jinja").read_text()
     generation = json.loads((folder / "generation_config.json").read_text())
-    assert (generation["eos_token_id"], generation["temperature"], generation["top_p"]) == (2, 0.2, 0.9)
+    assert (generation["eos_token_id"], generation["temperature"]) == (2, 0.2)
     assert "Paris" in answer(folder, "What is the capital of France?")
 
 
