@@ -8,6 +8,8 @@ import socket
 import sys
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
+from contextvars import Context
+from functools import partial
 from types import FrameType
 
 import uvicorn
@@ -128,7 +130,11 @@ class Server(uvicorn.Server):
         if self._signals > 1:
             self._service.backend.kill()
             os._exit(128 + number)
-        self._loop.call_soon_threadsafe(lambda: self._spawn(self._stop(number)))
+        begin = partial(self._begin_stop, number)
+        self._loop.call_soon_threadsafe(begin, context=Context())  # not that of the call which the signal interrupts
+
+    def _begin_stop(self, number: int) -> None:
+        self._spawn(self._stop(number))
 
     async def _stop(self, number: int) -> None:
         logger.info("%s: finishing accepted work; a second signal ends at once", signal.Signals(number).name)

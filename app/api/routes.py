@@ -132,15 +132,14 @@ async def info(service: ServiceDep) -> Response:
         "max_batch_requests",
         "max_body_bytes",
     )
-    state = service.lifecycle.state
     shown = {
         "version": metadata.version("batchserve"),
         "model": service.settings.model_name,
-        "state": state.value,
+        "state": service.lifecycle.state.value,
         "backend": backend,
         "settings": settings,
         "limits": {name: settings[name] for name in limits}
-        | {"max_model_len": None if state is State.LOADING else service.backend.max_model_len},
+        | {"max_model_len": service.backend.max_model_len if service.lifecycle.has_loaded.is_set() else None},
         "versions": {"batchserve": metadata.version("batchserve"), **backend["versions"]},
     }
     return render.JsonResponse(render.encode(shown))

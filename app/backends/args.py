@@ -69,7 +69,7 @@ class FakeFaults(BaseModel):
     fail_text: str | None = None
     die_text: str | None = None
     hang_text: str | None = None
-    hang_s: float = Field(3600.0, ge=0)
+    hang_s: float = Field(3600.0, ge=0, allow_inf_nan=False)
     wrong_count: int = 0
 
 
@@ -83,8 +83,8 @@ class FakeArgs(BackendArgs):
     """
 
     kind: Literal["fake"] = "fake"
-    open_s: float = Field(0.0, ge=0)
-    step_ms: float = Field(0.0, ge=0)
+    open_s: float = Field(0.0, ge=0, allow_inf_nan=False)
+    step_ms: float = Field(0.0, ge=0, allow_inf_nan=False)
     max_model_len: int = Field(2048, ge=2)
     faults: FakeFaults = FakeFaults()
 
