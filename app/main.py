@@ -13,6 +13,7 @@ from fastapi import FastAPI
 from app.api import docs, errors
 from app.api.edge import Edge
 from app.api.routes import router
+from app.api.service import Service
 from app.backends import fake, offline  # noqa: F401 -- they register themselves
 from app.backends.args import BackendArgs, parse_args
 from app.backends.registry import Backend
@@ -25,7 +26,6 @@ from app.log import complain
 from app.metrics import Metrics
 from app.models import embedded
 from app.prompts.templates import load_request_format
-from app.service import Service
 from app.settings import EMBEDDED, Settings, load_settings
 
 logger = logging.getLogger("batchserve")
@@ -147,7 +147,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await service.backend.close(CLOSE_TIMEOUT_S)
-        service.parser.shutdown(wait=False, cancel_futures=True)
+        service.parser.close()
 
 
 async def _start(service: Service) -> None:

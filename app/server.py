@@ -16,15 +16,15 @@ import uvicorn
 from fastapi import FastAPI
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from app.api.service import Service
 from app.lifecycle import State
 from app.main import stop
-from app.service import Service
 
 logger = logging.getLogger("batchserve")
 
 MAX_HEAD_BYTES = 64 << 10
 """Request line and headers of one request."""
-SWITCH_INTERVAL_S = 0.001
+SWITCH_INTERVAL_S = 0.0005
 """How long a thread that computes may keep the event loop waiting for the interpreter; Python's own is 5 ms."""
 STRAGGLERS_S = 1
 """How long connections without accepted work may still hold up the end."""

@@ -19,7 +19,6 @@ LAYERS = (
     {"server"},
     {"main"},
     {"api"},
-    {"service"},
     {"batching"},
     {"backends"},
     {"prompts", "request", "lifecycle", "metrics", "models"},

@@ -10,12 +10,12 @@ from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from app.api import render
+from app.api.service import Service
 from app.api.submit import submit
 from app.api.validation import BatchBody
 from app.errors import GenerationFailed, ServiceError
 from app.prompts.spec import GenerateRequest
 from app.request import Answer, Call, new_id
-from app.service import Service
 
 NDJSON = "application/x-ndjson"
 QUIET_S = 10.0

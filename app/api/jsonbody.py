@@ -10,7 +10,7 @@ import contextlib
 import json
 import re
 from collections.abc import Callable
-from concurrent.futures import Executor
+from concurrent.futures import ThreadPoolExecutor
 from json import decoder as stdlib_decoder
 from json import scanner
 from typing import Any, TypeVar
@@ -85,15 +85,32 @@ async def _discard(request: Request, max_bytes: int) -> None:
                 size += len(chunk)
 
 
-async def parse(body: bytes, convert: Callable[[Any], T], executor: Executor) -> T:
-    """Decode and convert, on the event loop when small, else on a thread of ``executor``.
+class Parser:
+    """Decodes and converts bodies: small ones on the event loop, others on one of two threads.
 
-    Raises:
-        InvalidRequest: not strict JSON, or what ``convert`` raises.
+    One thread for each of two sizes: what is decoded patiently may take seconds and must not keep others waiting,
+    and two threads that compute at the same time would keep the event loop from the interpreter.
     """
-    if len(body) <= ON_LOOP_BYTES:
-        return convert(decode(body))
-    return await asyncio.get_running_loop().run_in_executor(executor, lambda: convert(decode(body)))
+
+    def __init__(self) -> None:
+        self._medium = ThreadPoolExecutor(1, thread_name_prefix="parse-medium")
+        self._large = ThreadPoolExecutor(1, thread_name_prefix="parse-large")
+
+    async def parse(self, body: bytes, convert: Callable[[Any], T]) -> T:
+        """What ``convert`` makes of the decoded body.
+
+        Raises:
+            InvalidRequest: not strict JSON, or what ``convert`` raises.
+        """
+        if len(body) <= ON_LOOP_BYTES:
+            return convert(decode(body))
+        executor = self._large if len(body) > PATIENT_BYTES else self._medium
+        return await asyncio.get_running_loop().run_in_executor(executor, lambda: convert(decode(body)))
+
+    def close(self) -> None:
+        """End the threads without waiting for them."""
+        for executor in (self._medium, self._large):
+            executor.shutdown(wait=False, cancel_futures=True)
 
 
 def decode(body: bytes) -> Any:

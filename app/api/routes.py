@@ -10,15 +10,15 @@ from starlette.responses import Response
 
 from app.api import batch, docs, render
 from app.api.errors import ON_WORK, documented
-from app.api.jsonbody import parse, read_body
+from app.api.jsonbody import read_body
 from app.api.schemas import BatchRequest, BatchResponse, ErrorBody, GenerateResponse, Health, Info
+from app.api.service import Service
 from app.api.submit import submit, unless_gone
 from app.api.validation import batch_body, generate_body
 from app.errors import ServiceError
 from app.lifecycle import State
 from app.prompts.spec import GenerateRequest
 from app.request import Call
-from app.service import Service
 
 router = APIRouter()
 
@@ -53,7 +53,7 @@ async def _read(request: Request, service: Service) -> bytes:
 )
 async def generate(request: Request, service: ServiceDep) -> Response:
     """One prompt; waits for a window, and answers with the texts and with this request's own timings."""
-    body = await parse(await _read(request, service), generate_body, service.parser)
+    body = await service.parser.parse(await _read(request, service), generate_body)
     answer = await unless_gone(_generate(service, body, request.state.call), request.receive)
     return render.JsonResponse(answer)
 
@@ -85,7 +85,7 @@ async def run_batch(request: Request, service: ServiceDep) -> Response:
     """Admitted whole or refused whole; a wrong or failing row costs the others nothing."""
     raw, settings = await _read(request, service), service.settings
     limits = settings.max_batch_requests, settings.max_body_bytes
-    body = await parse(raw, lambda value: batch_body(value, *limits), service.parser)
+    body = await service.parser.parse(raw, lambda value: batch_body(value, *limits))
     started = await unless_gone(batch.start(service, body, request.state.call), request.receive)
     if batch.NDJSON in request.headers.get("accept", "").lower():
         return batch.LinesResponse(started)

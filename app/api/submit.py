@@ -7,10 +7,10 @@ from typing import TypeVar
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive
 
+from app.api.service import Service
 from app.errors import ServiceError
 from app.prompts.spec import GenerateRequest
 from app.request import Answer, Call, Request, Resolved
-from app.service import Service
 from app.timings import Stamps
 
 RESOLVE_CHUNK = 32

@@ -6,7 +6,6 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -15,7 +14,7 @@ from hypothesis import strategies as st
 from starlette.requests import ClientDisconnect, Request
 
 from app.api import jsonbody
-from app.api.jsonbody import decode, parse, read_body
+from app.api.jsonbody import Parser, decode, read_body
 from app.errors import InvalidRequest, RequestTooLarge
 
 LARGE_BYTES = (1 << 20) + 1
@@ -306,15 +305,19 @@ def outcome_kind(body: bytes) -> str:
 # --- reading and where it is decoded ---
 
 
-async def test_a_small_body_is_decoded_where_it_is_and_a_large_one_on_another_thread() -> None:
+async def test_a_body_is_decoded_where_it_is_or_on_the_thread_of_its_size() -> None:
     def where(_: Any) -> int:
         return threading.get_ident()
 
-    with ThreadPoolExecutor(1) as executor:
-        assert await parse(b"{}", where, executor) == threading.get_ident()
-        assert await parse(b"{}" + b" " * jsonbody.ON_LOOP_BYTES, where, executor) != threading.get_ident()
-        with pytest.raises(InvalidRequest):
-            await parse(b"{" + b" " * jsonbody.ON_LOOP_BYTES, where, executor)
+    parser = Parser()
+    small, medium, large = b"{}", b"{}" + b" " * jsonbody.ON_LOOP_BYTES, b"{}" + b" " * jsonbody.PATIENT_BYTES
+    threads = [await parser.parse(body, where) for body in (small, medium, large)]
+    with pytest.raises(InvalidRequest):
+        await parser.parse(b"{" + medium, where)
+    parser.close()
+
+    assert threads[0] == threading.get_ident()
+    assert len(set(threads)) == 3
 
 
 def incoming(*chunks: bytes, headers: dict[str, str] | None = None, hangs_up: bool = False) -> Request:

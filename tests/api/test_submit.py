@@ -9,11 +9,11 @@ import pytest
 from starlette.requests import ClientDisconnect
 
 from app import timings
+from app.api.service import Service
 from app.api.submit import submit, unless_gone
 from app.errors import InvalidRequest, QueueFull, QueueTimeout, RequestTooLarge, ServiceError
 from app.prompts.spec import GenerateRequest
 from app.request import Call, Resolved
-from app.service import Service
 from tests.batching.doubles import House, house, settle
 
 Resolve = Callable[[Sequence[GenerateRequest]], Any]

@@ -14,12 +14,12 @@ import httpx
 from fastapi import FastAPI
 
 from app import timings
+from app.api.service import Service
 from app.backends.offline import VLLMOfflineBackend
 from app.backends.registry import Backend
 from app.main import create_app
 from app.prompts.spec import GenerateRequest
 from app.request import Request, Resolved, Window
-from app.service import Service
 from app.settings import Settings
 from app.timings import Stamps
 

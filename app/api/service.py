@@ -1,8 +1,8 @@
 """The parts of a running service, made by ``create_app`` and handed to the routes."""
 
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
+from app.api.jsonbody import Parser
 from app.backends.registry import Backend
 from app.batching.batcher import Batcher
 from app.lifecycle import Lifecycle
@@ -15,7 +15,7 @@ class Service:
     """What a route needs; no logic of its own.
 
     Attributes:
-        parser: decodes large bodies.
+        parser: decodes bodies.
     """
 
     settings: Settings
@@ -23,4 +23,4 @@ class Service:
     batcher: Batcher
     lifecycle: Lifecycle
     metrics: Metrics
-    parser: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(2, thread_name_prefix="parse"))
+    parser: Parser = field(default_factory=Parser)
