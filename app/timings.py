@@ -19,6 +19,11 @@ def now() -> float:
     return time.monotonic()
 
 
+def elapsed(since: float, until: float | None = None) -> float:
+    """Seconds from ``since`` to ``until``, both monotonic; to now when it is None. Never negative."""
+    return max(0.0, (now() if until is None else until) - since)
+
+
 def remaining(since: float, limit_s: float) -> float:
     """Seconds left of ``limit_s`` that began at ``since`` (monotonic seconds); 0 when there are none."""
     return max(0.0, since + limit_s - now())

@@ -65,7 +65,7 @@ class Edge:
             await self._serve(scope, receive, answer)
         finally:
             self._lifecycle.call_ended(call)
-            self._log(scope, answer.status, timings.now() - call.received)
+            self._log(scope, answer.status, timings.elapsed(call.received))
             request_id_var.reset(token)
 
     def _with_prefix(self, scope: Scope) -> Scope:

@@ -3,12 +3,12 @@
 import asyncio
 import logging
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
+from app import timings
 from app.errors import EngineDead
 
 logger = logging.getLogger(__name__)
@@ -99,7 +99,7 @@ class EngineThread:
         if not self.is_alive:
             self._is_over = True
             return True
-        deadline = time.monotonic() + timeout_s
+        started = timings.now()
         closing = asyncio.ensure_future(self.call(function))
         await asyncio.wait((closing,), timeout=timeout_s)
         if not closing.done():
@@ -108,7 +108,7 @@ class EngineThread:
         if (error := closing.exception()) is not None:
             logger.warning("the engine did not close cleanly: %s: %s", type(error).__name__, error)
         self.end()
-        await asyncio.to_thread(self._thread.join, max(0.1, deadline - time.monotonic()))
+        await asyncio.to_thread(self._thread.join, max(0.1, timings.remaining(started, timeout_s)))
         return not self.is_alive
 
     def _work(self) -> None:

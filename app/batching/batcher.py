@@ -217,7 +217,7 @@ class Batcher:
             if reason is not None:
                 return reason
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(oldest + self._limits.max_wait_s - now):
+                async with asyncio.timeout(timings.remaining(oldest, self._limits.max_wait_s)):
                     await self._wake.wait()
 
     def _drop_done(self) -> None:
@@ -240,7 +240,7 @@ class Batcher:
         self._metrics.window_size.observe(len(chosen))
         self._metrics.window_fill.observe(len(chosen) / self._limits.batch_size)
         for request in chosen:
-            self._metrics.window_wait.observe(max(0.0, dispatched - request.stamps.admitted))
+            self._metrics.window_wait.observe(timings.elapsed(request.stamps.admitted, dispatched))
 
     async def _run_window(self, window: Window) -> None:
         """One hop to the engine thread and one back; then every future of the window is done."""
