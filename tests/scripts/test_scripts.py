@@ -126,7 +126,7 @@ def running(checkout: Checkout) -> Iterator[list[subprocess.Popen[str]]]:
     yield processes
     for process in processes:
         process.kill()
-        process.communicate()
+        process.communicate(timeout=30)
 
 
 def wait_until_called(checkout: Checkout, text: str) -> None:
