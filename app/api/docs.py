@@ -12,6 +12,7 @@ from fastapi.staticfiles import StaticFiles
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
+from app.api.edge import OPEN_PATHS
 from app.api.schemas import BatchRequest
 from app.prompts.spec import GenerateRequest
 
@@ -57,5 +58,9 @@ def _document(app: FastAPI) -> dict[str, Any]:
         _, bodies = models_json_schema(models, ref_template=REF)  # type: ignore[arg-type]
         schemas = document["components"]["schemas"]
         document["components"]["schemas"] = dict(sorted({**schemas, **bodies["$defs"]}.items()))
+        document["components"]["securitySchemes"] = {"bearer": {"type": "http", "scheme": "bearer"}}
+        for path, operations in document["paths"].items():
+            for operation in operations.values() if path not in OPEN_PATHS else ():
+                operation["security"] = [{"bearer": []}, {}]  # the empty one: a service without keys asks for none
         app.openapi_schema = document
     return app.openapi_schema

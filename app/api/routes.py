@@ -76,6 +76,7 @@ async def _generate(service: Service, body: GenerateRequest, call: Call) -> byte
             "model": BatchResponse,
             "description": "A row for each request, failed ones included. With `Accept: application/x-ndjson` the rows "
             "come one a line as they finish, then one line with the rest of the answer.",
+            "content": {"application/json": {}, batch.NDJSON: {"schema": {"$ref": docs.REF.format(model="BatchRow")}}},
         },
         **documented(*ON_WORK),
     },
