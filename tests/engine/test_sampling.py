@@ -249,9 +249,9 @@ async def test_minus_infinity_is_null(inline: Inline, monkeypatch: pytest.Monkey
 
     def impossible(*args: Any, **kwargs: Any) -> Any:
         outputs = generate(*args, **kwargs)
-        for position in outputs[0].outputs[0].logprobs:
-            for logprob in position.values():
-                logprob.logprob = -math.inf if logprob.rank == 2 else math.nan if logprob.rank == 3 else logprob.logprob
+        flat = outputs[0].outputs[0].logprobs
+        impossible_at = {2: -math.inf, 3: math.nan}
+        flat.logprobs = [impossible_at.get(rank, value) for rank, value in zip(flat.ranks, flat.logprobs, strict=True)]
         return outputs
 
     monkeypatch.setattr(inline.llm, "generate", impossible)
