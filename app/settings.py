@@ -85,7 +85,8 @@ class Settings(BaseSettings):
     keep_alive_s: int = Field(
         75,
         ge=1,
-        description="How long an idle connection stays open, in seconds; above the 60 of common gateways.",
+        description="How long a connection on which nothing comes stays open, in seconds; above the 60 of common "
+        "gateways.",
     )
     api_key: Annotated[tuple[str, ...], NoDecode] = Field(
         (), description="Bearer keys, may repeat; none: no key is asked for."

@@ -50,11 +50,14 @@ class JsonResponse(Response):
         """The body in pieces of about ``PIECE_BYTES``: short parts together, long ones cut."""
         gathered = b""
         for part in self._parts:
-            gathered += part
-            for start in range(0, len(gathered) - PIECE_BYTES, PIECE_BYTES):
-                yield gathered[start : start + PIECE_BYTES]
-            if len(gathered) > PIECE_BYTES:
-                gathered = gathered[-(len(gathered) % PIECE_BYTES or PIECE_BYTES) :]
+            if len(gathered) + len(part) > PIECE_BYTES:
+                yield gathered
+                gathered = b""
+            if len(part) <= PIECE_BYTES:
+                gathered += part
+                continue
+            for start in range(0, len(part), PIECE_BYTES):
+                yield part[start : start + PIECE_BYTES]
         yield gathered
 
 

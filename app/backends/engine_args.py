@@ -21,7 +21,8 @@ OWNED = {
 CPU_MAX_MODEL_LEN = 2048
 KV_CACHE_SHARE = 0.5
 """The most of the free memory that the key-value cache may take on a CPU."""
-WEIGHT_BYTES = 2
+KV_ELEMENT_BYTES = 2
+"""Size of one number in the key-value cache: bfloat16."""
 CPU_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "TORCH_COMPILE_DISABLE": "1"}
 
 Source = Literal["vllm_config", "service", "environment"]
@@ -118,7 +119,7 @@ def build(args: VLLMOfflineArgs, environment: dict[str, tuple[str, Source]], *, 
 
 
 def model_config(values: dict[str, Any]) -> Any:
-    """VLLM's ``ModelConfig`` for these arguments: reads the model's files, loads no weights.
+    """The ``ModelConfig`` that vLLM makes of these arguments: reads the model's files, loads no weights.
 
     Raises:
         StartError: there is no such model, or vLLM does not take a value.
@@ -148,7 +149,7 @@ def _kv_cache_bytes(engine: EngineArguments, config: Any, batch_size: int) -> in
         config.get_head_size(),
         config.get_total_num_hidden_layers(),
     )
-    bytes_per_token = 2 * layers * heads * head_size * WEIGHT_BYTES
+    bytes_per_token = 2 * layers * heads * head_size * KV_ELEMENT_BYTES
     max_model_len = engine.values["max_model_len"]
     # vLLM hands the cache out in blocks of 128 tokens on a CPU, so the last one of each request may be part empty.
     per_request = (max_model_len + 128) * bytes_per_token

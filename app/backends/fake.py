@@ -29,11 +29,22 @@ DEFAULT_TEMPLATE = (
 )
 
 
-DEFAULTS: dict[str, Any] = {
-    **dict.fromkeys(SamplingFields.model_fields),
-    **{"n": 1, "temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "min_tokens": 0, "repetition_penalty": 1.0},
-    **{"presence_penalty": 0.0, "frequency_penalty": 0.0, "stop": [], "stop_token_ids": [], "bad_words": []},
-    **{"ignore_eos": False, "skip_special_tokens": True, "include_stop_str_in_output": False},
+DEFAULTS: dict[str, Any] = dict.fromkeys(SamplingFields.model_fields) | {
+    "n": 1,
+    "min_tokens": 0,
+    "temperature": 1.0,
+    "top_p": 1.0,
+    "top_k": 0,
+    "min_p": 0.0,
+    "stop": [],
+    "stop_token_ids": [],
+    "ignore_eos": False,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "repetition_penalty": 1.0,
+    "skip_special_tokens": True,
+    "include_stop_str_in_output": False,
+    "bad_words": [],
 }
 """As vLLM's ``SamplingParams`` has them."""
 
