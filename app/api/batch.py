@@ -20,6 +20,29 @@ from app.request import Answer, Call, new_id
 NDJSON = "application/x-ndjson"
 QUIET_S = 10.0
 """Gateways cut a connection on which nothing comes; an empty line after so much silence keeps it."""
+NOT_NAMED = (0.0, 0)
+"""Rank of a media type that ``Accept`` does not name."""
+
+
+def wants_lines(accept: str) -> bool:
+    """Whether a caller with this ``Accept`` would rather have rows by the line than one JSON object.
+
+    The one with the larger ``q``, else the one named first: generated clients name all that the document lists.
+    """
+    ranks: dict[str, tuple[float, int]] = {}
+    for order, item in enumerate(accept.lower().split(",")):
+        media_type, *parameters = (part.strip() for part in item.split(";"))
+        ranks.setdefault(media_type, (_quality(parameters), -order))
+    lines = ranks.get(NDJSON, NOT_NAMED)
+    return lines[0] > 0 and lines > ranks.get("application/json", NOT_NAMED)
+
+
+def _quality(parameters: list[str]) -> float:
+    """The value of ``q``; 1 without one, or with one that is no number."""
+    try:
+        return next((float(value[2:]) for value in parameters if value.startswith("q=")), 1.0)
+    except ValueError:
+        return 1.0
 
 
 @dataclass(slots=True)

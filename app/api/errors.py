@@ -10,6 +10,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from app.api import render
+from app.api.examples import ERRORS
 from app.api.schemas import ErrorBody
 from app.errors import (
     ContextLengthExceeded,
@@ -34,17 +35,18 @@ logger = logging.getLogger(__name__)
 CLIENT_CLOSED_REQUEST = 499
 """What gateways log for a caller that hung up; nobody reads it."""
 
-ANYWHERE: tuple[type[ServiceError], ...] = (InvalidApiKey, InternalError)
+ANYWHERE: tuple[type[ServiceError], ...] = (InternalError,)
+WITH_KEY: tuple[type[ServiceError], ...] = (InvalidApiKey, *ANYWHERE)
+UNAVAILABLE: tuple[type[ServiceError], ...] = (NotReady, ShuttingDown, EngineDead)
 ON_WORK: tuple[type[ServiceError], ...] = (
+    *WITH_KEY,
     InvalidRequest,
     ContextLengthExceeded,
     ModelNotFound,
     RequestTooLarge,
     QueueFull,
     GenerationFailed,
-    NotReady,
-    ShuttingDown,
-    EngineDead,
+    *UNAVAILABLE,
     QueueTimeout,
 )
 
@@ -56,17 +58,22 @@ def error_response(error: ServiceError) -> Response:
 
 
 def documented(*errors: type[ServiceError]) -> dict[int | str, dict[str, Any]]:
-    """The ``responses`` of a route for the OpenAPI file: each status with its codes."""
+    """The ``responses`` of a route for the OpenAPI document: each status with its codes, and an example of each."""
     by_status: dict[int | str, list[type[ServiceError]]] = {}
-    for error in sorted((*errors, *ANYWHERE), key=lambda kind: kind.status):
+    for error in sorted(errors, key=lambda kind: kind.status):
         by_status.setdefault(error.status, []).append(error)
     return {
         status: {
             "model": ErrorBody,
-            "description": "; ".join(f"`{kind.code}`: {_first_line(kind)}" for kind in kinds),
+            "description": "; ".join(f"`{kind.code}`: {_first_line(kind)}" for kind in kinds) + ".",
+            "content": {"application/json": {"examples": {kind.code: _example(kind) for kind in kinds}}},
         }
         for status, kinds in by_status.items()
     }
+
+
+def _example(kind: type[ServiceError]) -> dict[str, Any]:
+    return {"summary": f"{_first_line(kind)}.", "value": {"error": ERRORS[kind].body()}}
 
 
 def _first_line(kind: type[ServiceError]) -> str:

@@ -8,10 +8,10 @@ from fastapi.responses import HTMLResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import Response
 
-from app.api import batch, docs, render
-from app.api.errors import ON_WORK, documented
+from app.api import batch, docs, examples, render
+from app.api.errors import ANYWHERE, ON_WORK, UNAVAILABLE, WITH_KEY, documented
 from app.api.jsonbody import read_body
-from app.api.schemas import BatchRequest, BatchResponse, ErrorBody, GenerateResponse, Health, Info
+from app.api.schemas import BatchRequest, BatchResponse, GenerateResponse, Health, Info
 from app.api.service import Service
 from app.api.submit import submit, unless_gone
 from app.api.validation import batch_body, generate_body
@@ -22,8 +22,13 @@ from app.request import Call
 
 router = APIRouter()
 
+BATCH_ANSWER = """A row for each request, failed ones included, in their order. Where `Accept` prefers
+`application/x-ndjson` (JSON is not named, or named later, or with a smaller `q`), each row comes as one line as soon as
+it is finished (its `index` says which it is), an empty line after 10 seconds of silence, and last a line with the rest
+of the answer (`BatchSummary`)."""
 
-def get_service(request: Request) -> Service:
+
+async def get_service(request: Request) -> Service:
     """The running service."""
     service: Service = request.app.state.service
     return service
@@ -46,10 +51,10 @@ async def _read(request: Request, service: Service) -> bytes:
     summary="Run one request",
     response_class=Response,
     responses={
-        200: {"model": GenerateResponse, "description": "The texts, with timings."},
+        200: docs.answer(GenerateResponse, "The texts, with this request's own timings.", examples.GENERATE_ANSWERS),
         **documented(*ON_WORK),
     },
-    openapi_extra=docs.body_of(GenerateRequest),
+    openapi_extra=docs.body_of(GenerateRequest, examples.GENERATE_BODIES),
 )
 async def generate(request: Request, service: ServiceDep) -> Response:
     """One prompt; waits for a window, and answers with the texts and with this request's own timings."""
@@ -72,36 +77,43 @@ async def _generate(service: Service, body: GenerateRequest, call: Call) -> byte
     summary="Run a list of requests",
     response_class=Response,
     responses={
-        200: {
-            "model": BatchResponse,
-            "description": "A row for each request, failed ones included. With `Accept: application/x-ndjson` the rows "
-            "come one a line as they finish, then one line with the rest of the answer.",
-            "content": {"application/json": {}, batch.NDJSON: {"schema": {"$ref": docs.REF.format(model="BatchRow")}}},
-        },
+        200: docs.answer(BatchResponse, BATCH_ANSWER, examples.BATCH_ANSWERS, **{batch.NDJSON: docs.BATCH_LINES}),
         **documented(*ON_WORK),
     },
-    openapi_extra=docs.body_of(BatchRequest),
+    openapi_extra=docs.body_of(BatchRequest, examples.BATCH_BODIES),
 )
 async def run_batch(request: Request, service: ServiceDep) -> Response:
-    """Admitted whole or refused whole; a wrong or failing row costs the others nothing."""
+    """Admitted whole or refused whole; a wrong or failing row costs the others nothing.
+
+    Only what is no batch at all is refused whole. Once it is admitted, every failure is a row's: 404, 504 and
+    `generation_failed` then stand in that row's `status` and `error`, and the answer is a 200.
+    """
     raw, settings = await _read(request, service), service.settings
     limits = settings.max_batch_requests, settings.max_body_bytes
     body = await service.parser.parse(raw, lambda value: batch_body(value, *limits))
     started = await unless_gone(batch.start(service, body, request.state.call), request.receive)
-    if batch.NDJSON in request.headers.get("accept", "").lower():
+    if batch.wants_lines(request.headers.get("accept", "")):
         return batch.LinesResponse(started)
     return render.JsonResponse(await unless_gone(batch.as_json(started), request.receive))
 
 
-@router.get("/livez", tags=["state"], summary="Is the process up", responses={200: {"model": Health}})
+@router.get(
+    "/livez",
+    tags=["state"],
+    summary="Is the process up",
+    responses={
+        200: docs.answer(Health, "The process answers.", examples.STATES["ready"] | examples.STATES["loading"]),
+        **documented(*ANYWHERE),
+    },
+)
 async def livez(service: ServiceDep) -> Response:
     """200 as long as the process answers, while the model loads too."""
     return render.JsonResponse(render.encode({"status": service.lifecycle.state.value}))
 
 
 READY_RESPONSES: dict[int | str, dict[str, Any]] = {
-    200: {"model": Health},
-    503: {"model": ErrorBody, "description": "`not_ready`, `shutting_down`, `engine_dead`: with the reason."},
+    200: docs.answer(Health, "Work is taken.", examples.STATES["ready"]),
+    **documented(*ANYWHERE, *UNAVAILABLE),
 }
 
 
@@ -118,7 +130,10 @@ async def readyz(service: ServiceDep) -> Response:
     "/info",
     tags=["state"],
     summary="What runs here",
-    responses={200: {"model": Info}, **documented()},
+    responses={
+        200: docs.answer(Info, "What runs here, and with which settings.", examples.INFO),
+        **documented(*WITH_KEY),
+    },
     response_class=Response,
 )
 async def info(service: ServiceDep) -> Response:
@@ -152,8 +167,11 @@ async def info(service: ServiceDep) -> Response:
     summary="Prometheus metrics",
     response_class=Response,
     responses={
-        200: {"content": {"text/plain": {}}, "description": "Prometheus text format."},
-        **documented(),
+        200: {
+            "description": "Prometheus text format. The names say the units: seconds, tokens, requests.",
+            "content": {"text/plain": {"schema": {"type": "string"}, "examples": examples.METRICS}},
+        },
+        **documented(*WITH_KEY),
     },
 )
 async def metrics(service: ServiceDep) -> Response:

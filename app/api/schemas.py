@@ -1,10 +1,20 @@
-"""The shapes of answers, for the OpenAPI file and for tests; bodies are in ``app.prompts.spec``."""
+"""The shapes of answers, for the OpenAPI document and for tests; bodies are in ``app.prompts.spec``."""
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, RootModel
+from typing_extensions import TypedDict
 
-from app.prompts.spec import BatchDefaults, GenerateRequest
+from app.prompts.spec import MAX_LABEL_CHARS, BatchDefaults, GenerateRequest
+from app.prompts.strict import StrictModel
+
+MODEL_NAME = "Name of the model that is served: the setting `served_model_name`, or else `model`."
+LABEL = "The caller's own label, or `null`."
+RELEASE = (
+    "Why the window went: it held `batch_size` requests (`full`), its oldest request had waited `max_wait_ms` "
+    "(`max_wait`), or the service was shutting down (`drain`)."
+)
+CREATED = "When the request came, in Unix seconds."
 
 
 class Wire(BaseModel):
@@ -18,183 +28,299 @@ class ErrorObject(BaseModel):
 
     model_config = ConfigDict(extra="allow")
 
-    message: str = Field(description="For a person.")
+    message: str = Field(description="What is wrong and what would be right, for a person.")
     type: Literal[
         "invalid_request_error", "authentication_error", "not_found_error", "rate_limit_error", "server_error"
-    ]
-    code: str = Field(description="For a program.", examples=["invalid_request"])
-    param: str | None = Field(description="Path of the field at fault.", examples=["messages.0.content"])
-    limit: int | None = Field(None, description="The bound that was passed, in the unit the message names.")
-    queue_depth: int | None = Field(None, description="What the queue held, in the unit of `limit`.")
-    prompt_tokens: int | None = Field(None, description="Length of the prompt in tokens.")
+    ] = Field(description="The kind of error, as in OpenAI's API.")
+    code: str = Field(
+        description="The error, for a program: one of those that the answer's description names. More may come.",
+        examples=["invalid_request"],
+    )
+    param: str | None = Field(
+        description="Path of the field at fault within the body, or `null`.", examples=["messages.0.content"]
+    )
+    limit: int | None = Field(
+        None, description="The bound that was passed, in the unit that the message names: bytes, requests or tokens."
+    )
+    queue_depth: int | None = Field(
+        None, description="What the queue held, in the unit of `limit`: requests (each output is one) or tokens."
+    )
+    prompt_tokens: int | None = Field(
+        None, description="Length of the prompt in tokens; of a text far too long to count, a lower bound."
+    )
 
 
 class ErrorBody(Wire):
     """The body of every error, on every route."""
 
-    error: ErrorObject
+    error: ErrorObject = Field(description="What went wrong, for a person and for a program.")
 
 
 class TopLogprob(Wire):
     """One of the likeliest tokens at a position."""
 
-    token_id: int
-    token: str | None
-    logprob: float | None = Field(description="Natural logarithm; `null` is minus infinity.")
-    rank: int | None = Field(description="1 is the likeliest.")
+    token_id: int = Field(description="Id of the token.")
+    token: str | None = Field(description="Text of the token, or `null` where it has none.")
+    logprob: float | None = Field(description="Natural logarithm of the probability; `null` is minus infinity.")
+    rank: int | None = Field(description="Rank among all tokens; 1 is the likeliest.")
 
 
 class TokenLogprob(TopLogprob):
     """A token that was generated, or stood in the prompt, and the likeliest ones beside it."""
 
-    top: list[TopLogprob]
+    top: list[TopLogprob] = Field(description="The likeliest tokens at this position, as many as were asked for.")
 
 
 class GeneratedOutput(Wire):
     """One generated sequence."""
 
-    index: int
-    text: str
-    token_ids: list[int] | None = Field(description="With `return_token_ids`.")
-    finish_reason: Literal["stop", "length"]
-    stop_reason: int | str | None = Field(description="The stop string or stop token id that ended it.")
-    logprobs: list[TokenLogprob] | None = Field(description="One entry a token, with `logprobs`.")
+    index: int = Field(description="Place among the outputs, from 0.")
+    text: str = Field(description="The generated text.")
+    token_ids: list[int] | None = Field(description="Ids of the generated tokens; `null` without `return_token_ids`.")
+    finish_reason: Literal["stop", "length"] = Field(
+        description="Why it ended: `stop` for end-of-sequence, a stop string or a stop token; `length` for "
+        "`max_tokens` or the end of the context."
+    )
+    stop_reason: int | str | None = Field(
+        description="The stop string or stop token id that ended it; `null` for end-of-sequence and `length`."
+    )
+    logprobs: list[TokenLogprob] | None = Field(
+        description="One entry for each generated token; `null` without `logprobs`."
+    )
 
 
 class Usage(Wire):
     """Tokens, counted from the engine's ids."""
 
-    prompt_tokens: int
-    completion_tokens: int
-    total_tokens: int
-    cached_tokens: int | None = Field(description="Prompt tokens taken from the prefix cache.")
+    prompt_tokens: int = Field(description="Length of the prompt in tokens.")
+    completion_tokens: int = Field(description="Generated tokens, of all outputs.")
+    total_tokens: int = Field(description="`prompt_tokens` + `completion_tokens`, in tokens.")
+    cached_tokens: int | None = Field(description="Prompt tokens taken from the prefix cache; `null`: unknown.")
 
 
 class Timings(Wire):
-    """`…_at`: Unix seconds. `…_ms`: milliseconds. `null`: unknown. See the README for the formulas."""
+    """When one request passed which point, and how long each part took.
 
-    received_at: float
-    admitted_at: float
-    dispatched_at: float
-    queued_at: float | None
-    scheduled_at: float | None
-    first_token_at: float | None
-    last_token_at: float | None
-    completed_at: float
-    resolve_ms: float = Field(description="admitted - received")
-    window_wait_ms: float = Field(description="dispatched - admitted")
-    submit_ms: float | None = Field(description="queued - dispatched")
-    engine_queue_ms: float | None = Field(description="scheduled - queued")
-    prefill_ms: float | None = Field(description="first_token - scheduled")
-    decode_ms: float | None = Field(description="last_token - first_token")
-    window_tail_ms: float | None = Field(description="completed - last_token: what longer neighbours cost")
-    e2e_ms: float = Field(description="completed - received: the sum of the seven above")
-    inference_ms: float | None = Field(description="last_token - scheduled")
-    ttft_ms: float | None = Field(description="first_token - received")
-    engine_ttft_ms: float | None = Field(description="vLLM's first_token_latency")
-    itl_ms: float | None = Field(description="decode / (tokens - 1); null for fewer than two tokens")
-    tokens_per_s: float | None = Field(description="generated tokens of all outputs / inference, per second")
-    num_preemptions: int | None
+    `…_at`: Unix seconds. `…_ms`: milliseconds. `null`: unknown. With `n` above 1 the engine gives the stamps of one
+    output: `first_token_at`, `last_token_at`, `decode_ms` and `itl_ms` are that one's.
+    """
+
+    received_at: float = Field(description="The first line of the call had come, in Unix seconds.")
+    admitted_at: float = Field(description="The request stood in the queue, in Unix seconds.")
+    dispatched_at: float = Field(description="Its window went to the engine's thread, in Unix seconds.")
+    queued_at: float | None = Field(description="vLLM had it in its own queue, in Unix seconds.")
+    scheduled_at: float | None = Field(description="vLLM took it out of that queue, in Unix seconds.")
+    first_token_at: float | None = Field(description="vLLM had its first token, in Unix seconds.")
+    last_token_at: float | None = Field(description="vLLM had its last token, in Unix seconds.")
+    completed_at: float = Field(description="Its window had ended and the answer was complete, in Unix seconds.")
+    resolve_ms: float = Field(description="admitted - received, in milliseconds: templates, tokens, checks.")
+    window_wait_ms: float = Field(description="dispatched - admitted, in milliseconds: the wait for a window.")
+    submit_ms: float | None = Field(description="queued - dispatched, in milliseconds.")
+    engine_queue_ms: float | None = Field(description="scheduled - queued, in milliseconds.")
+    prefill_ms: float | None = Field(description="first_token - scheduled, in milliseconds.")
+    decode_ms: float | None = Field(description="last_token - first_token, in milliseconds.")
+    window_tail_ms: float | None = Field(
+        description="completed - last_token, in milliseconds: what longer neighbours in the window cost."
+    )
+    e2e_ms: float = Field(description="completed - received, in milliseconds: the sum of the seven above.")
+    inference_ms: float | None = Field(description="last_token - scheduled, in milliseconds.")
+    ttft_ms: float | None = Field(
+        description="first_token - received, in milliseconds: what the caller would have felt had the answer been "
+        "streamed."
+    )
+    engine_ttft_ms: float | None = Field(description="vLLM's `first_token_latency`, in milliseconds.")
+    itl_ms: float | None = Field(
+        description="decode / (tokens - 1), in milliseconds a token; `null` for fewer than two tokens."
+    )
+    tokens_per_s: float | None = Field(description="Generated tokens of all outputs / inference, in tokens per second.")
+    num_preemptions: int | None = Field(
+        description="How often vLLM took the request out of the engine to make room for others."
+    )
     clock_anomaly: bool = Field(description="A stamp was out of order and was clamped to its neighbour.")
-    request_state_stats: dict[str, Any] | None = Field(description="vLLM's own values, untouched.")
+    request_state_stats: dict[str, Any] | None = Field(
+        description="vLLM's `RequestStateStats`, untouched: `arrival_time` in Unix seconds; `queued_ts`, "
+        "`scheduled_ts`, `first_token_ts`, `last_token_ts` in seconds of the host's monotonic clock; "
+        "`first_token_latency` in seconds; and counts. Its fields change with vLLM's version."
+    )
 
 
 class WindowInfo(Wire):
     """The window that a request ran in."""
 
-    id: int
-    size: int = Field(description="Requests in it.")
-    position: int | None = Field(description="Place within it, from 0.")
-    release: Literal["full", "max_wait", "drain"] = Field(description="Why it went.")
+    id: int = Field(description="Number of the window since the service started, from 1.")
+    size: int = Field(description="How many requests ran in it.")
+    position: int | None = Field(description="Place of this request within it, from 0; `null` where there is none.")
+    release: Literal["full", "max_wait", "drain"] = Field(description=RELEASE)
 
 
 class GenerateResponse(Wire):
     """The answer to one request."""
 
-    id: str = Field(examples=["gen-5d1c…"])
-    request_id: str | None = Field(description="The caller's label.")
-    model: str
-    created: int = Field(description="Unix seconds.")
-    outputs: list[GeneratedOutput]
-    prompt_logprobs: list[TokenLogprob | None] | None = Field(description="One entry a token; the first is null.")
-    usage: Usage
-    sampling: dict[str, Any] = Field(description="The settings that were in effect.")
-    timings: Timings
-    window: WindowInfo | None
+    id: str = Field(description="Id of this request, made by the service.", examples=["gen-5d1c0b6e"])
+    request_id: str | None = Field(description=LABEL)
+    model: str = Field(description=MODEL_NAME)
+    created: int = Field(description=CREATED)
+    outputs: list[GeneratedOutput] = Field(description="The generated sequences: `n` of them.")
+    prompt_logprobs: list[TokenLogprob | None] | None = Field(
+        description="One entry for each token of the prompt, the first of which is `null`; `null` without "
+        "`prompt_logprobs`."
+    )
+    usage: Usage = Field(description="How many tokens it took.")
+    sampling: dict[str, Any] = Field(
+        description="The sampling settings that were in effect, under the names of the request: what was given, the "
+        "model's own defaults, and vLLM's."
+    )
+    timings: Timings = Field(description="When it passed which point, and how long each part took.")
+    window: WindowInfo | None = Field(description="The window that it ran in; `null` where there is none.")
 
 
-class BatchRequest(Wire):
-    """A list of requests."""
+class BatchRequest(StrictModel):
+    """A list of requests, admitted whole or refused whole."""
 
-    requests: list[GenerateRequest] = Field(min_length=1, description="Each is validated by itself.")
-    defaults: BatchDefaults | None = Field(None, description="Fields for all of them; an item's own win.")
-    request_id: str | None = Field(None, max_length=256, description="The caller's own label, echoed.")
+    requests: list[GenerateRequest] = Field(
+        min_length=1,
+        description="The requests: at least one, at most `limits.max_batch_requests` of `GET /info`. Each is validated "
+        "by itself: what is wrong with one fails its row alone.",
+    )
+    defaults: BatchDefaults | None = Field(None, description="Fields for all of the requests; a request's own win.")
+    request_id: str | None = Field(
+        None,
+        max_length=MAX_LABEL_CHARS,
+        description="The caller's own label in characters, echoed in the answer; need not be unique.",
+    )
 
 
 class BatchRow(Wire):
-    """One row, in the order of the requests."""
+    """What one of the requests got: either `response` or `error`, the other is `null`."""
 
-    index: int
+    index: int = Field(description="Place of the request in `requests`, from 0.")
     status: int = Field(description="The HTTP status that the request alone would have got.")
-    response: GenerateResponse | None
-    error: ErrorObject | None
+    response: GenerateResponse | None = Field(description="The answer of a request that succeeded (status 200).")
+    error: ErrorObject | None = Field(
+        description="What went wrong with a request that failed; `param` is relative to the request."
+    )
 
 
 class BatchCounts(Wire):
     """How the rows went."""
 
-    total: int
-    succeeded: int
-    failed: int
+    total: int = Field(description="Rows in all.")
+    succeeded: int = Field(description="Rows with status 200.")
+    failed: int = Field(description="Rows with another status.")
 
 
 class BatchWindow(Wire):
     """A window that rows of this batch ran in."""
 
-    id: int
-    size: int
-    release: Literal["full", "max_wait", "drain"]
+    id: int = Field(description="Number of the window since the service started, from 1.")
+    size: int = Field(description="How many requests ran in it, those of other callers included.")
+    release: Literal["full", "max_wait", "drain"] = Field(description=RELEASE)
 
 
 class BatchTimings(Wire):
-    """Times of the whole batch."""
+    """Times of the whole batch. `…_at`: Unix seconds. `…_ms`: milliseconds."""
 
-    received_at: float = Field(description="Unix seconds.")
-    completed_at: float = Field(description="Unix seconds.")
-    e2e_ms: float
-    prompt_tokens: int = Field(description="Of the rows that succeeded.")
-    completion_tokens: int
-    completion_tokens_per_s: float | None = Field(description="completion_tokens / e2e.")
+    received_at: float = Field(description="The first line of the call had come, in Unix seconds.")
+    completed_at: float = Field(description="The last row was finished, in Unix seconds.")
+    e2e_ms: float = Field(description="completed - received, in milliseconds.")
+    prompt_tokens: int = Field(description="Prompt tokens of the rows that succeeded.")
+    completion_tokens: int = Field(description="Generated tokens of the rows that succeeded.")
+    completion_tokens_per_s: float | None = Field(description="completion_tokens / e2e, in tokens per second.")
 
 
-class BatchResponse(Wire):
+class BatchSummary(Wire):
+    """What a batch's answer holds beside its rows: the last line of an answer in lines."""
+
+    id: str = Field(description="Id of this batch, made by the service.", examples=["batch-8f02a0c4"])
+    request_id: str | None = Field(description=LABEL)
+    model: str = Field(description=MODEL_NAME)
+    created: int = Field(description="When the answer was made, in Unix seconds.")
+    counts: BatchCounts = Field(description="How the rows went.")
+    windows: list[BatchWindow] = Field(description="The windows that rows of this batch ran in, oldest first.")
+    timings: BatchTimings = Field(description="Times of the whole batch.")
+
+
+class BatchResponse(BatchSummary):
     """The answer to a batch; 200 even when every row has failed."""
 
-    id: str = Field(examples=["batch-8f02…"])
-    request_id: str | None
-    model: str
-    created: int = Field(description="Unix seconds.")
-    results: list[BatchRow]
-    counts: BatchCounts
-    windows: list[BatchWindow]
-    timings: BatchTimings
+    results: list[BatchRow] = Field(description="A row for each request, in the order of the requests.")
+
+
+class BatchLine(RootModel[BatchRow | BatchSummary]):
+    """One line of a batch's answer in lines: a row (it has `index`), or the last line (it has `counts`)."""
 
 
 class Health(Wire):
     """State of the service."""
 
-    status: Literal["loading", "ready", "draining", "dead", "failed"]
+    status: Literal["loading", "ready", "draining", "dead", "failed"] = Field(
+        description="`loading` until a generation has succeeded, then `ready`; `draining` after a stop signal; `dead` "
+        "when the engine has died, `failed` when it could not start: the process ends shortly."
+    )
+
+
+class EngineArgument(TypedDict):
+    """A setting of the engine."""
+
+    value: Annotated[Any, Field(description="The value in force.")]
+    source: Annotated[str, Field(description="Where it came from: `vllm_config`, `service` or `environment`.")]
+
+
+class BackendInfo(TypedDict):
+    """What generates, and how it is set."""
+
+    kind: Annotated[str, Field(description="The setting `backend`.")]
+    engine_process: Annotated[
+        str | None,
+        Field(description="Where the engine core runs: `inline` or `separate`; `null` before it has been decided."),
+    ]
+    engine_args: Annotated[
+        dict[str, EngineArgument],
+        Field(
+            description="vLLM's `EngineArgs` and environment variables by name, under vLLM's names and in its units."
+        ),
+    ]
+    generation_defaults: Annotated[dict[str, Any], Field(description="The model's own sampling defaults.")]
+    request_format: Annotated[
+        str | None, Field(description="How messages become text: `plain`, `default-template`, or where a template is.")
+    ]
+    versions: Annotated[dict[str, str | None], Field(description="Versions of the packages it uses, by name.")]
+    threads: Annotated[
+        dict[str, Any],
+        Field(
+            description="`engine_thread_cores`: ids of the cores that the engine may use; `cores`: cores of the host; "
+            "`compute_threads`: threads it computes with; `load_average_1min`: the host's load."
+        ),
+    ]
+    warnings: Annotated[list[str], Field(description="What is not as it should be, a sentence each.")]
+
+
+class Limits(TypedDict):
+    """What the service takes."""
+
+    batch_size: Annotated[int, Field(description="Most requests in one window.")]
+    max_wait_ms: Annotated[
+        float, Field(description="Longest wait of a window's oldest request for others, in milliseconds.")
+    ]
+    max_queue_requests: Annotated[int, Field(description="Places in the queue; a request takes `n` of them.")]
+    max_queue_tokens: Annotated[int, Field(description="Prompt tokens in the queue.")]
+    max_batch_requests: Annotated[int, Field(description="Most requests in one `/batch`.")]
+    max_body_bytes: Annotated[int, Field(description="Largest body in bytes.")]
+    max_model_len: Annotated[
+        int | None,
+        Field(description="Context of the model in tokens, prompt and answer together; `null` until loaded."),
+    ]
 
 
 class Info(Wire):
     """What runs here, and with which settings."""
 
-    version: str
-    model: str
-    state: str
-    backend: dict[str, Any] = Field(
-        description="Kind, engine settings with their sources, versions, threads, warnings."
+    version: str = Field(description="Version of the service, and of its OpenAPI document.")
+    model: str = Field(description=MODEL_NAME)
+    state: str = Field(description="State of the service, as `GET /livez` tells it.")
+    backend: BackendInfo = Field(description="What generates the texts, with its settings and versions.")
+    settings: dict[str, Any] = Field(
+        description="The service's settings by name, without secrets; units as in `--help`."
     )
-    settings: dict[str, Any] = Field(description="The service's settings; no secrets.")
-    limits: dict[str, int | float | None]
-    versions: dict[str, str | None]
+    limits: Limits = Field(description="How much the service takes, in requests, tokens, bytes and milliseconds.")
+    versions: dict[str, str | None] = Field(description="Versions by package; `null` for one that is not installed.")

@@ -34,63 +34,105 @@ class SamplingFields(StrictModel):
         None,
         ge=1,
         le=MAX_TOKENS,
-        description="Most tokens to generate; default: `default_max_tokens`. At the end of the context the "
-        "answer ends with `finish_reason: length`.",
+        description="Most tokens to generate. Default: the setting `default_max_tokens`. At the end of the context "
+        "(`limits.max_model_len` of `GET /info`) the answer ends with `finish_reason: length`.",
     )
     min_tokens: int | None = Field(
         None,
         ge=0,
         le=MAX_TOKENS,
-        description="Tokens to generate before end-of-sequence or a stop token may end it.",
+        description="Tokens to generate before end-of-sequence or a stop token may end it; not above `max_tokens`. "
+        "Default: 0.",
     )
-    temperature: FiniteFloat | None = Field(None, ge=0, le=2, description="0 is greedy.")
-    top_p: FiniteFloat | None = Field(None, gt=0, le=1, description="Cumulative probability of the tokens considered.")
+    temperature: FiniteFloat | None = Field(
+        None, ge=0, le=2, description="How freely tokens are drawn; 0 is greedy. Default: the model's."
+    )
+    top_p: FiniteFloat | None = Field(
+        None,
+        gt=0,
+        le=1,
+        description="Cumulative probability of the tokens considered; 1: all. Default: the model's.",
+    )
     top_k: int | None = Field(
         None,
         ge=-1,
         le=MAX_TOKENS,
-        description="How many of the likeliest tokens are considered; 0 or -1: all.",
+        description="How many of the likeliest tokens are considered; 0 or -1: all. Default: the model's.",
     )
     min_p: FiniteFloat | None = Field(
-        None, ge=0, le=1, description="Least probability relative to the likeliest token."
+        None,
+        ge=0,
+        le=1,
+        description="Least probability of a token considered, relative to the likeliest one's. Default: 0.",
     )
     n: int | None = Field(
         None,
         ge=1,
         le=MAX_N,
-        description="How many outputs; each takes one place in the queue. More than 1 needs a temperature above 0.",
+        description="How many outputs; each takes one place in the queue, which has `limits.max_queue_requests` of "
+        "`GET /info`. More than 1 needs a temperature above 0. Default: 1.",
     )
     seed: int | None = Field(
-        None, ge=MIN_SEED, le=MAX_SEED, description="Seed of this request, 64 signed bits; -1 is none, as in vLLM."
+        None,
+        ge=MIN_SEED,
+        le=MAX_SEED,
+        description="Seed of this request, 64 signed bits; -1 is none, as in vLLM. Default: none.",
     )
-    stop: Stop | None = Field(None, description="A string or list of strings that end the text; not part of it.")
+    stop: Stop | None = Field(
+        None,
+        description="A string or a list of strings that end the text. They are not part of "
+        "it unless `include_stop_str_in_output` is set.",
+        examples=["\n"],
+    )
     stop_token_ids: list[int] | None = Field(
-        None, max_length=MAX_STOP_TOKEN_IDS, description="Token ids that end the text."
+        None,
+        max_length=MAX_STOP_TOKEN_IDS,
+        description="Token ids that end the text; each within the model's vocabulary.",
     )
-    ignore_eos: bool | None = Field(None, description="Go on after end-of-sequence.")
-    presence_penalty: FiniteFloat | None = Field(None, ge=-2, le=2)
-    frequency_penalty: FiniteFloat | None = Field(None, ge=-2, le=2)
-    repetition_penalty: FiniteFloat | None = Field(None, gt=0, le=1e6)
+    ignore_eos: bool | None = Field(
+        None, description="Go on after end-of-sequence, until `max_tokens`. Default: false."
+    )
+    presence_penalty: FiniteFloat | None = Field(
+        None,
+        ge=-2,
+        le=2,
+        description="Taken off the logit of each token that was generated before; negative favours them. Default: 0.",
+    )
+    frequency_penalty: FiniteFloat | None = Field(
+        None,
+        ge=-2,
+        le=2,
+        description="Taken off the logit of a token for each time it was generated before. Default: 0.",
+    )
+    repetition_penalty: FiniteFloat | None = Field(
+        None,
+        gt=0,
+        le=1e6,
+        description="Weakens tokens of the prompt and the text so far when above 1, favours them below. Default: the "
+        "model's.",
+    )
     logit_bias: dict[TokenKey, FiniteFloat] | None = Field(
         None,
         max_length=MAX_LOGIT_BIAS,
-        description="Token id (as a string) to bias; vLLM clamps to -100 … 100.",
+        description="Token id (as a string) to what is added to its logit; vLLM clamps to -100 … 100.",
+        examples=[{"504": -100}],
     )
     logprobs: int | None = Field(
         None,
         ge=0,
         le=MAX_LOGPROBS,
-        description="How many likeliest tokens to list beside each generated one.",
+        description="How many likeliest tokens to list beside each generated one; 0 lists the generated one alone. "
+        "Default: no list.",
     )
     prompt_logprobs: int | None = Field(
-        None, ge=0, le=MAX_LOGPROBS, description="The same for each token of the prompt."
+        None, ge=0, le=MAX_LOGPROBS, description="The same for each token of the prompt. Default: no list."
     )
-    skip_special_tokens: bool | None = Field(None, description="Leave special tokens out of the text; default true.")
+    skip_special_tokens: bool | None = Field(None, description="Leave special tokens out of the text. Default: true.")
     include_stop_str_in_output: bool | None = Field(
-        None, description="Keep the stop string in the text; default false."
+        None, description="Keep the stop string in the text. Default: false."
     )
     bad_words: Annotated[list[BadWord], Field(max_length=MAX_BAD_WORDS)] | None = Field(
-        None, description="Words that must not be generated."
+        None, description="Words that must not be generated. Default: none."
     )
 
     @model_validator(mode="after")

@@ -4,7 +4,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
-    ConfigDict,
     Discriminator,
     Field,
     FiniteFloat,
@@ -28,8 +27,8 @@ PROMPT_FORMS = ("prompt", "prompt_token_ids", "messages", "columns")
 class TextPart(StrictModel):
     """A content part of a chat message; this service takes text."""
 
-    type: Literal["text"]
-    text: str
+    type: Literal["text"] = Field(description="The kind of part: `text`.")
+    text: str = Field(description="The text itself.", examples=["What is the capital of France?"])
 
     @model_validator(mode="before")
     @classmethod
@@ -54,12 +53,25 @@ Content = Annotated[
 class ChatMessage(StrictModel):
     """One message of a conversation, as in OpenAI's chat API."""
 
-    role: str = Field(min_length=1, max_length=64, examples=["user"])
-    content: Content | None = None
-    name: str | None = None
-    tool_calls: list[dict[str, Any]] | None = Field(None, max_length=MAX_PARTS)
-    tool_call_id: str | None = None
-    reasoning: str | None = None
+    role: str = Field(
+        min_length=1,
+        max_length=64,
+        description="Who speaks, as the chat template knows it: `system`, `user`, `assistant`, `tool`.",
+        examples=["user"],
+    )
+    content: Content | None = Field(
+        None,
+        description=f"A text, or a list of text parts; a conversation may hold {MAX_PARTS} parts in all.",
+        examples=["What is the capital of France?"],
+    )
+    name: str | None = Field(None, description="Name of the speaker, for templates that use it.")
+    tool_calls: list[dict[str, Any]] | None = Field(
+        None, max_length=MAX_PARTS, description="Tool calls of an assistant's message, for templates that use them."
+    )
+    tool_call_id: str | None = Field(
+        None, description="Which tool call this message answers, for templates that use it."
+    )
+    reasoning: str | None = Field(None, description="Reasoning of an assistant's message, for templates that use it.")
 
     @property
     def text_parts(self) -> list[str]:
@@ -72,8 +84,18 @@ class ChatMessage(StrictModel):
 class Columns(StrictModel):
     """A row of a data set. Prefixes become the system message, texts the user's."""
 
-    prefix_column: list[str] = Field(default_factory=list, max_length=MAX_COLUMN_ITEMS)
-    text_column: list[str] = Field(default_factory=list, max_length=MAX_COLUMN_ITEMS)
+    prefix_column: list[str] = Field(
+        default_factory=list,
+        max_length=MAX_COLUMN_ITEMS,
+        description="Texts of the system message, put together with a space between them.",
+        examples=[["Answer with one word."]],
+    )
+    text_column: list[str] = Field(
+        default_factory=list,
+        max_length=MAX_COLUMN_ITEMS,
+        description="Texts of the user's message, put together as they are.",
+        examples=[["What is the capital of France?"]],
+    )
     image_column: list[Any] = Field(
         default_factory=list, max_length=MAX_COLUMN_ITEMS, description="Not served yet: must be empty."
     )
@@ -115,16 +137,24 @@ class PromptFields(StrictModel):
 
     prompt: str | None = Field(
         None,
-        description="A text, never templated; gets the tokenizer's special tokens.",
+        description="A text, never templated; gets the tokenizer's special tokens, one BOS at most. Not empty, and "
+        "shorter than the context: `limits.max_model_len` of `GET /info`, in tokens.",
         examples=["The capital of France is"],
     )
-    prompt_token_ids: TokenIds | None = Field(None, description="Token ids, taken as they are.")
+    prompt_token_ids: TokenIds | None = Field(
+        None,
+        description="Token ids, taken as they are; each within the model's vocabulary. Not empty, and shorter than the "
+        "context.",
+        examples=[[504, 3575, 282, 4649, 314]],
+    )
     messages: list[ChatMessage] | None = Field(
         None,
         max_length=MAX_MESSAGES,
-        description="A conversation; `request_format` says how it becomes text.",
+        description="A conversation of at least one message; the setting `request_format` says how it becomes text.",
     )
-    columns: Columns | None = Field(None, description="A data-set row; `request_format` says how it becomes text.")
+    columns: Columns | None = Field(
+        None, description="A data-set row; the setting `request_format` says how it becomes text."
+    )
 
     @field_validator("messages", mode="before")
     @classmethod
@@ -155,42 +185,52 @@ class OptionFields(StrictModel):
     """What is neither prompt nor sampling: how to render, when to go, what to give back."""
 
     chat_template_kwargs: dict[str, Any] | None = Field(
-        None, max_length=64, description="Further variables for the chat template."
+        None, max_length=64, description="Further variables for the chat template, at most 64."
     )
     add_generation_prompt: bool | None = Field(
-        None, description="End the rendered conversation with the head of the answer; default true."
+        None,
+        description="End the rendered conversation with the head of the answer. Default: true, or false with "
+        "`continue_final_message`.",
     )
     continue_final_message: bool | None = Field(
-        None, description="Let the model go on with the last message; default false."
+        None, description="Let the model go on with the last message. Default: false."
     )
     truncate_prompt_tokens: int | None = Field(
-        None, ge=1, le=MAX_TOKENS, description="Keep only the last so many tokens of the prompt."
+        None, ge=1, le=MAX_TOKENS, description="Keep only the last so many tokens of the prompt. Default: keep all."
     )
-    model: str | None = Field(None, description="Checked against the served model when given.")
+    model: str | None = Field(
+        None, description="Name of the model; when given it must be the one that is served, `model` of `GET /info`."
+    )
     priority: int | None = Field(
-        0, ge=-100, le=100, description="Lower goes first; the oldest waiting request always gets a place."
+        0,
+        ge=-100,
+        le=100,
+        description="Rank among those that wait: lower goes first, but the oldest one always gets a place. Default: 0.",
     )
     queue_timeout_s: FiniteFloat | None = Field(
         None,
         gt=0,
-        description="Longest wait for a window in seconds; may only shorten the service's setting.",
+        description="Longest wait for a window in seconds, counted from receipt. Default: the service's setting of "
+        "that name, which it may only shorten.",
     )
-    return_token_ids: bool | None = Field(False, description="Fill `token_ids` of the outputs.")
+    return_token_ids: bool | None = Field(False, description="Fill `token_ids` of the outputs. Default: false.")
 
 
 class BatchDefaults(OptionFields, SamplingFields):
-    """Fields for all items of a `/batch`; an item's own win."""
+    """Fields for all items of a `/batch`; an item's own win, and `null` in an item is its own, too."""
 
 
 class GenerateRequest(PromptFields, OptionFields, SamplingFields):
-    """One prompt with its sampling settings: the body of `POST /generate` and an item of a `/batch`."""
+    """One prompt with its sampling settings: the body of `POST /generate` and an item of a `/batch`.
 
-    model_config = ConfigDict(
-        json_schema_extra={"examples": [{"prompt": "The capital of France is", "max_tokens": 8, "temperature": 0}]}
-    )
+    Exactly one of `prompt`, `prompt_token_ids`, `messages` and `columns` is given. Sampling settings that are not given
+    come from the model's generation config, then from vLLM; `sampling` of the answer shows what was in effect.
+    """
 
     request_id: str | None = Field(
-        None, max_length=MAX_LABEL_CHARS, description="The caller's own label, echoed; need not be unique."
+        None,
+        max_length=MAX_LABEL_CHARS,
+        description="The caller's own label in characters, echoed in the answer; need not be unique.",
     )
 
     @property

@@ -232,13 +232,27 @@ class TestLines:
             check_row(row)
             assert rest["counts"] == {"total": 1, "succeeded": 1, "failed": 0}
 
-    @pytest.mark.parametrize("accept", [NDJSON, f"{NDJSON}; q=1", f"application/json;q=0.5, {NDJSON}", NDJSON.upper()])
+    @pytest.mark.parametrize(
+        "accept",
+        [NDJSON, f"{NDJSON}; q=1", f"application/json;q=0.5, {NDJSON}", NDJSON.upper(), f"{NDJSON}, application/json"],
+    )
     async def test_it_is_given_to_who_accepts_it(self, caller: Caller, accept: str) -> None:
         response = await caller.call("POST", "/batch", json={"requests": rows(2)}, headers={"accept": accept})
         assert response.headers["content-type"].startswith(NDJSON)
         assert len(response.text.splitlines()) == 3
 
-    @pytest.mark.parametrize("accept", ["application/json", "*/*", "text/html,*/*;q=0.1", "", "application/ndjson"])
+    @pytest.mark.parametrize(
+        "accept",
+        [
+            "application/json",
+            "*/*",
+            "text/html,*/*;q=0.1",
+            "",
+            "application/ndjson",
+            f"application/json, {NDJSON}",
+            f"{NDJSON};q=0",
+        ],
+    )
     async def test_others_get_json(self, caller: Caller, accept: str) -> None:
         response = await caller.call("POST", "/batch", json={"requests": rows(2)}, headers={"accept": accept})
         assert response.headers["content-type"].startswith("application/json")

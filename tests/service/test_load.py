@@ -124,6 +124,16 @@ class TestConcurrency:
         await remote.wait_for_metric("batchserve_queue_tokens", 0)
         assert await remote.metric("batchserve_client_disconnected_total") <= gone + 30
 
+    async def test_a_request_needs_no_thread_of_a_pool(self, caller: Caller) -> None:
+        """A hop to another thread costs more than all else on the way of a small request."""
+        before = {thread.name for thread in threading.enumerate()}
+        for _ in range(3):
+            for path in ("/livez", "/readyz", "/info", "/metrics"):
+                assert (await caller.get(path)).status_code == 200
+            assert (await caller.call("POST", "/generate", json={"prompt": "x", "max_tokens": 1})).status_code == 200
+        begun = {thread.name for thread in threading.enumerate()} - before
+        assert {name for name in begun if not name.startswith("resolve")} == set()
+
     async def test_a_long_batch_lets_an_urgent_request_through_within_two_windows(self, remote: Caller) -> None:
         long = asyncio.create_task(remote.batch([{"prompt": f"r{row};", "max_tokens": 4} for row in range(2000)]))
         before = await remote.metric("batchserve_window_size_count")
