@@ -28,6 +28,7 @@ case "$*" in
     venv=${*: -1}
     mkdir -p "$venv/bin" "$venv/lib/python3.11/site-packages"
     cp "$0" "$venv/bin/python"
+    cp "$0" "$venv/bin/hadolint"
     ;;
   *"-m pip install "*"-e "*)
     cp "$FAKE_SERVICE" "$(dirname "$0")/batchserve"
@@ -35,6 +36,7 @@ case "$*" in
   *"-m pip install "*) eval "${FAKE_PIP:-}" ;;
   *"-m app.models.embedded"*) exit "${FAKE_MODEL_STATUS:-0}" ;;
   *"-m ruff check"*) exit "${FAKE_RUFF_STATUS:-0}" ;;
+  Dockerfile) exit "${FAKE_HADOLINT_STATUS:-0}" ;;
 esac
 """
 
@@ -465,11 +467,16 @@ def test_the_test_script_hands_its_arguments_to_pytest(checkout: Checkout) -> No
 
 
 def test_check_runs_everything_and_names_what_failed(checkout: Checkout) -> None:
-    outcome = checkout.run("scripts/check", FAKE_RUFF_STATUS="1")
+    outcome = checkout.run("scripts/check", FAKE_RUFF_STATUS="1", FAKE_HADOLINT_STATUS="1")
 
     assert outcome.status == 1
-    assert outcome.out.splitlines() == ["+ ruff format --check", "+ ruff check", "+ mypy app tests"]
-    assert outcome.last_line == "check: failed: ruff check"
+    assert outcome.out.splitlines() == [
+        "+ ruff format --check",
+        "+ ruff check",
+        "+ mypy app benchmarks tests",
+        "+ hadolint Dockerfile",
+    ]
+    assert outcome.last_line == "check: failed: ruff check, hadolint"
 
 
 def test_check_fix_mends_before_it_checks(checkout: Checkout) -> None:
