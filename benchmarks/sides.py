@@ -1,0 +1,177 @@
+"""The two sides of a comparison as processes: the service, and a program that calls ``LLM.generate()`` itself."""
+
+import asyncio
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+import aiohttp
+import httpx
+import psutil
+
+from benchmarks.workload import Request
+
+READY_S = 300
+STOP_S = 40
+
+
+class Service:
+    """A running ``batchserve serve``, and a client for it.
+
+    Attributes:
+        info: what ``GET /info`` says of it.
+    """
+
+    def __init__(self, url: str, process: "subprocess.Popen[Any]") -> None:
+        self._process = process
+        self.client = httpx.Client(base_url=url, timeout=None)
+        self.url = url
+        self.info: dict[str, Any] = self.client.get("/info").json()
+
+    @property
+    def cpu_seconds(self) -> float:
+        """Processor time that it has used so far."""
+        return _cpu_seconds(self._process)
+
+    @property
+    def engine_args(self) -> dict[str, Any]:
+        """The arguments of its ``LLM``."""
+        return {name: value for name, value in self._engine().items() if not name.isupper()}
+
+    @property
+    def engine_environment(self) -> dict[str, str]:
+        """The variables that its engine reads."""
+        return {name: value for name, value in self._engine().items() if name.isupper()}
+
+    def _engine(self) -> dict[str, Any]:
+        return {name: entry["value"] for name, entry in self.info["backend"]["engine_args"].items()}
+
+    def batch(self, requests: list[Request]) -> tuple[float, dict[str, Any]]:
+        """Seconds until the whole answer of one ``POST /batch`` was there, and the answer."""
+        begun = time.perf_counter()
+        response = self.client.post("/batch", json={"requests": requests})
+        seconds = time.perf_counter() - begun
+        return seconds, response.raise_for_status().json()
+
+    def generate(self, request: Request) -> float:
+        """Seconds for one ``POST /generate``."""
+        begun = time.perf_counter()
+        self.client.post("/generate", json=request).raise_for_status()
+        return time.perf_counter() - begun
+
+    def generate_concurrently(self, requests: list[Request], callers: int) -> tuple[float, list[dict[str, Any]]]:
+        """Seconds for all requests by so many callers, each with one at a time; and the answers as they came."""
+        return asyncio.run(self._generate_concurrently(requests, callers))
+
+    async def _generate_concurrently(self, requests: list[Request], callers: int) -> tuple[float, list[dict[str, Any]]]:
+        # Not httpx: with 64 connections it takes several times the service's own processor time for each request.
+        async with aiohttp.ClientSession(self.url, connector=aiohttp.TCPConnector(limit=callers)) as client:
+            left, answers = iter(requests), []
+
+            async def call() -> None:
+                for request in left:
+                    async with client.post("/generate", json=request, raise_for_status=True) as response:
+                        answers.append(await response.read())
+
+            begun = time.perf_counter()
+            await asyncio.gather(*(call() for _ in range(callers)))
+            seconds = time.perf_counter() - begun
+        return seconds, [json.loads(answer) for answer in answers]
+
+
+@contextmanager
+def service(model: str, *options: str) -> Iterator[Service]:
+    """A service on a free port; its log is shown when it does not turn ready."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    words = [sys.executable, "-m", "app", "serve", "--port", str(port), "--model", model, *options]
+    with tempfile.TemporaryFile() as log, subprocess.Popen(words, stdout=log, stderr=log) as process:
+        try:
+            url = f"http://127.0.0.1:{port}"
+            _wait_ready(url, process, log)
+            yield Service(url, process)
+        finally:
+            _end(process)
+
+
+def _wait_ready(url: str, process: "subprocess.Popen[Any]", log: IO[bytes]) -> None:
+    deadline = time.monotonic() + READY_S
+    while time.monotonic() < deadline and process.poll() is None:
+        try:
+            if httpx.get(f"{url}/readyz").status_code == 200:
+                return
+        except httpx.TransportError:
+            pass
+        time.sleep(0.2)
+    log.seek(0)
+    raise RuntimeError(f"the service is not ready: {log.read().decode(errors='replace')[-2000:]}")
+
+
+def _cpu_seconds(process: "subprocess.Popen[Any]") -> float:
+    times = psutil.Process(process.pid).cpu_times()
+    return float(times.user + times.system)
+
+
+def _end(process: "subprocess.Popen[Any]") -> None:
+    process.terminate()
+    try:
+        process.wait(STOP_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+
+
+class Direct:
+    """A process with an ``LLM`` of its own (``benchmarks.direct``)."""
+
+    def __init__(self, process: "subprocess.Popen[str]") -> None:
+        self._process = process
+
+    @property
+    def cpu_seconds(self) -> float:
+        """Processor time that it has used so far."""
+        return _cpu_seconds(self._process)
+
+    def run(self, windows: list[list[Request]]) -> tuple[float, int]:
+        """Seconds for the windows one after the other, and the tokens that they gave."""
+        answer = self.ask(windows)
+        return answer["seconds"], answer["completion_tokens"]
+
+    def ask(self, value: Any) -> dict[str, Any]:
+        """One line there, one back."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps(value) + "\n")
+        self._process.stdin.flush()
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"the direct side has ended with {self._process.wait()}")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+
+@contextmanager
+def direct(engine_args: dict[str, Any], environment: dict[str, str]) -> Iterator[Direct]:
+    """An ``LLM`` with these arguments, in a process with these variables."""
+    with subprocess.Popen(
+        [sys.executable, "-m", "benchmarks.direct"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, **environment},
+        cwd=Path(__file__).parent.parent,
+        text=True,
+    ) as process:
+        try:
+            side = Direct(process)
+            side.ask(engine_args)
+            yield side
+        finally:
+            _end(process)

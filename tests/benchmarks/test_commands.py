@@ -1,0 +1,33 @@
+"""The benchmarks run, on real engines."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks import report, window_life, workload
+
+pytestmark = pytest.mark.engine
+
+
+def run(*words: str) -> str:
+    done = subprocess.run([sys.executable, "-m", *words], cwd=report.ROOT, capture_output=True, text=True, timeout=400)
+    assert done.returncode == 0, done.stdout + done.stderr[-3000:]
+    return done.stdout
+
+
+def test_the_overhead_is_measured_on_both_sides() -> None:
+    shown = run("benchmarks.overhead", "--quick")
+    assert "| two-layer | `LLM.generate()` |" in shown
+    assert "| two-layer | `POST /batch` |" in shown
+    assert "| two-layer | 64 × `POST /generate` |" in shown
+
+
+def test_a_windows_life_is_measured_and_written(tmp_path: Path) -> None:
+    run("benchmarks.window_life", "--docs", str(tmp_path))
+    result = report.read(tmp_path, "window_life")
+    tokens = [request["max_tokens"] for request in workload.mixed(window_life.REQUESTS)]
+    assert [row["completion_tokens"] for row in result["rows"]] == tokens
+    assert [window["size"] for window in result["windows"]] == [16, 8]
+    assert (tmp_path / "figures" / "window_life.svg").read_text() == window_life.draw(result)
