@@ -1,4 +1,4 @@
-"""``batchserve serve`` and ``batchserve openapi``: the command line, the server and the process's exit code."""
+"""``batchserve serve``, ``doctor`` and ``openapi``: the command line, the server and the process's exit code."""
 
 import json
 import logging
@@ -15,10 +15,13 @@ logger = logging.getLogger("batchserve")
 
 USAGE = """batchserve: offline batch inference with vLLM over HTTP
 
-  batchserve serve [--port 8000 ...]   start the service; serve --help lists the settings
-  batchserve openapi                   print the OpenAPI document
+  batchserve serve [--port 8000 ...]    start the service; serve --help lists the settings
+  batchserve doctor [--quick] [...]     check what a start with these options needs, and say what to do;
+                                        without --quick the engine is built and generates
+  batchserve openapi                    print the OpenAPI document
 """
 EXIT_USAGE = 2
+EXIT_PIPE = 128 + signal.SIGPIPE
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -28,13 +31,27 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         if command == "serve":
             serve(rest)
+        if command == "doctor":
+            return _examine(rest)
         if command == "openapi":
             return _print_openapi()
     except StartError as error:
         complain(str(error))
         return 1
+    except BrokenPipeError:  # whoever reads, as `head` does, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_PIPE
     print(USAGE, end="")
     return 0 if command in ("help", "--help", "-h") else EXIT_USAGE
+
+
+def _examine(arguments: list[str]) -> int:
+    from app.doctor import run
+
+    try:
+        return run(arguments)
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
 
 
 def _print_openapi() -> int:
@@ -42,7 +59,7 @@ def _print_openapi() -> int:
     from app.settings import Settings
 
     app = create_app(Settings(backend="fake"))
-    print(json.dumps(app.openapi(), indent=2, ensure_ascii=False))
+    print(json.dumps(app.openapi(), indent=2, ensure_ascii=False), flush=True)
     return 0
 
 
@@ -54,6 +71,7 @@ def serve(arguments: list[str]) -> NoReturn:
     """
     for number in (signal.SIGINT, signal.SIGTERM):  # until the server has its own: nothing has been accepted yet
         signal.signal(number, lambda *_: os._exit(0))
+    from app.listening import listen
     from app.main import create_app
     from app.server import Server
     from app.settings import load_settings
@@ -61,7 +79,7 @@ def serve(arguments: list[str]) -> NoReturn:
     settings = load_settings(arguments)
     configure(settings.log_level, settings.log_format)
     app = create_app(settings)
-    listener = _listen(settings.host, settings.port)
+    listener = listen(settings.host, settings.port)
     url = _url(settings.host, listener)
     logger.info("listening on %s; the model loads", url)
     Server(app, greeting=_greeting(url, bool(settings.api_key))).run_on(listener)
@@ -70,26 +88,6 @@ def serve(arguments: list[str]) -> NoReturn:
     logging.shutdown()
     sys.stdout.flush()
     os._exit(service.lifecycle.exit_code)  # a call that still runs on the engine thread must not keep the process
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    """The listening socket, before anything slow: a taken port is known at once.
-
-    Raises:
-        StartError: the address cannot be had.
-    """
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        listener = socket.socket(family, kind, protocol)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.listen(2048)
-    except (OSError, UnicodeError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise StartError(
-            f"cannot listen on {host} port {port}: {reason}; choose another with --port or --host"
-        ) from error
-    return listener
 
 
 def _url(host: str, listener: socket.socket) -> str:

@@ -10,6 +10,8 @@ from typing import Any, Literal
 request_id_var: ContextVar[str] = ContextVar("request_id", default="-")
 
 
+POINTER = "`batchserve doctor` with the same options and variables checks what a start needs"
+
 _CONTROL = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029]")
 
 
@@ -58,6 +60,7 @@ def configure(level: str, style: Literal["text", "json"]) -> None:
 
 
 def complain(message: str) -> None:
-    """Why the service cannot start, on standard error: one line for each mistake."""
+    """Why the service cannot start, on standard error: one line for each mistake, and where to find out more."""
     for line in message.splitlines():
         print(f"batchserve: cannot start: {line}", file=sys.stderr, flush=True)
+    print(f"batchserve: {POINTER}", file=sys.stderr, flush=True)

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import gc
 import logging
+import os
 from collections.abc import AsyncIterator
 from importlib import metadata
 from pathlib import Path
@@ -92,7 +93,7 @@ def backend_args(settings: Settings) -> BackendArgs:
     asked = {"request_format": settings.request_format} if "request_format" in settings.model_fields_set else {}
     shared = {
         "kind": settings.backend,
-        "model": settings.model,
+        "model": os.path.expanduser(settings.model) if settings.model.startswith("~") else settings.model,
         "served_model_name": settings.model_name,
         "batch_size": settings.batch_size,
         "default_max_tokens": settings.default_max_tokens,
@@ -110,8 +111,18 @@ def _check_model(model: str) -> None:
     """Refuse at once what no library could find."""
     if model.startswith("embedded:") and model != EMBEDDED:
         raise StartError(f"model: {model!r} is not there; the embedded model is {EMBEDDED}")
-    if model.startswith(("/", "./", "../", "~")) and not Path(model).expanduser().is_dir():
+    if model.startswith(("/", "./", "../", "~")) and not _is_folder(model):
         raise StartError(f"model: there is no folder {model}")
+
+
+def _is_folder(model: str) -> bool:
+    """Whether it is there; one that may not be looked at is for the backend to tell of."""
+    try:
+        return Path(model).expanduser().is_dir()
+    except PermissionError:
+        return True
+    except (OSError, RuntimeError, ValueError):
+        return False
 
 
 def _assemble(settings: Settings, backend: Backend) -> Service:

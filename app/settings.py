@@ -10,7 +10,7 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn, get_args, get_origin
 
@@ -153,18 +153,19 @@ class Settings(BaseSettings):
         return self.served_model_name or self.model
 
 
-def load_settings(arguments: Sequence[str] | None = None) -> Settings:
+def load_settings(arguments: Sequence[str] | None = None, *, program: str = "batchserve serve") -> Settings:
     """The settings from the command line and the environment.
 
     Args:
         arguments: command-line words such as ``["--port", "8001"]``; None reads the environment alone.
+        program: the command as ``--help`` shows it.
 
     Raises:
         StartError: one line for each mistake.
         SystemExit: ``--help`` was among the words.
     """
     mistakes = _unknown_variables()
-    values, unknown_options = _parse(arguments or ())
+    values, unknown_options = _parse(arguments or (), program)
     mistakes += unknown_options
     try:
         settings = Settings(**values)
@@ -175,16 +176,24 @@ def load_settings(arguments: Sequence[str] | None = None) -> Settings:
     return settings
 
 
+def asked_log_format(arguments: Sequence[str]) -> str:
+    """The log format for telling of settings that are wrong; ``text`` when that is wrong, too."""
+    with suppress(StartError, SystemExit):
+        asked = _parse(arguments, "batchserve")[0].get("log_format") or os.environ.get(f"{PREFIX}LOG_FORMAT")
+        return "json" if asked == "json" else "text"
+    return "text"
+
+
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """One line instead of the whole usage."""
         raise StartError(f"command line: {message}; batchserve serve --help lists the settings")
 
 
-def _parse(arguments: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
+def _parse(arguments: Sequence[str], program: str) -> tuple[dict[str, Any], list[str]]:
     """Command-line words as {field: text}, which pydantic converts, and a line for each word that is no option."""
     parser = _Parser(
-        prog="batchserve serve",
+        prog=program,
         description=f"Each setting is also read from the environment, as in {PREFIX}BATCH_SIZE.",
         argument_default=argparse.SUPPRESS,
         allow_abbrev=False,
@@ -273,6 +282,29 @@ def set_engine_environment(wanted: dict[str, str], *, forced: AbstractSet[str]) 
             os.environ[name] = value
         in_force[name] = (os.environ[name], is_ours)
     return in_force
+
+
+def engine_variable(name: str) -> str | None:
+    """A variable that the engine's libraries read, as it is now; None when it is not set, or empty."""
+    return os.environ.get(name) or None
+
+
+def is_hub_offline() -> bool:
+    """Whether Hugging Face's libraries are told to use their local cache alone."""
+    names = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
+    return any(os.environ.get(name, "").upper() in ("1", "ON", "YES", "TRUE") for name in names)
+
+
+def hub_cache() -> Path:
+    """Where Hugging Face's libraries keep what they download."""
+    home = os.environ.get("HF_HOME") or os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "huggingface")
+    return Path(os.environ.get("HF_HUB_CACHE") or os.path.join(home, "hub")).expanduser()
+
+
+def engine_cache() -> Path:
+    """Where vLLM keeps what it can make again."""
+    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(os.path.expanduser(os.environ.get("VLLM_CACHE_ROOT") or os.path.join(base, "vllm")))
 
 
 def user_cache() -> Path:

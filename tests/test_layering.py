@@ -22,7 +22,7 @@ LAYERS = (
     {"batching"},
     {"backends"},
     {"prompts", "request", "lifecycle", "metrics", "models"},
-    {"settings", "errors", "timings", "log"},
+    {"settings", "errors", "timings", "log", "finding", "machine", "listening"},
 )
 """From the top down: a module imports from its own layer and from those below."""
 

@@ -98,10 +98,12 @@ def test_libraries_are_quiet_unless_everything_is_wanted(logged: Logged) -> None
     assert logged().count("more chatter") == 1
 
 
-def test_a_complaint_is_a_line_for_each_mistake(logged: Logged) -> None:
+def test_a_complaint_is_a_line_for_each_mistake_and_one_that_points_to_the_doctor(logged: Logged) -> None:
     log.complain("port: wrong\nhost: wrong")
 
-    assert logged().splitlines() == ["batchserve: cannot start: port: wrong", "batchserve: cannot start: host: wrong"]
+    *lines, pointer = logged().splitlines()
+    assert lines == ["batchserve: cannot start: port: wrong", "batchserve: cannot start: host: wrong"]
+    assert "`batchserve doctor`" in pointer
 
 
 def test_configuring_twice_writes_each_line_once(logged: Logged) -> None:

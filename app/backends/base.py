@@ -43,6 +43,7 @@ class VLLMBackendBase(Backend):
         self._tokenizer: Any = None
         self._format = RequestFormat("default")
         self._defaults: dict[str, Any] = {}
+        self._has_template = False
 
     @abstractmethod
     def _get_tokenizer(self) -> Any:
@@ -102,6 +103,22 @@ class VLLMBackendBase(Backend):
             ) from error
         if not ids:
             raise StartError(f"request_format: {self._format.source} renders a user's message to nothing")
+
+    @property
+    def has_template(self) -> bool:
+        """Whether conversations can be served; known once prepared."""
+        return self._has_template
+
+    def bos_repeats(self) -> tuple[int, int]:
+        """How many BOS tokens a user's message and a text begin with, before those too many are dropped."""
+        trial = GenerateRequest(messages=[ChatMessage(role="user", content="Hello")])
+        text = "Hello" if self._format.kind == "plain" else self._render(trial, trial.messages or [])
+        chat = self._tokenizer.encode(text, add_special_tokens=self._format.kind == "plain")
+        return self._leading_bos(chat), self._leading_bos(self._tokenizer.encode("Hello", add_special_tokens=True))
+
+    def _leading_bos(self, ids: list[int]) -> int:
+        bos = self._tokenizer.bos_token_id
+        return next((count for count, token in enumerate(ids) if bos is None or token != bos), len(ids))
 
     def _resolve(self, body: GenerateRequest) -> Resolved:
         ids = bounds.keep_last(self._prompt_ids(body), body.truncate_prompt_tokens)

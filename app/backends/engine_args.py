@@ -7,7 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from app import machine
 from app.backends.args import VLLMOfflineArgs
+from app.backends.memory import still_to_come_bytes
+from app.backends.places import environment_for_user, is_inline
 from app.errors import StartError
 from app.settings import hide_secrets, set_engine_environment
 
@@ -57,26 +60,25 @@ class EngineArguments:
         return shown | {name: {"value": value, "source": source} for name, (value, source) in self.environment.items()}
 
 
-def prepare_environment(args: VLLMOfflineArgs, *, is_cpu: bool) -> dict[str, tuple[str, Source]]:
-    """Set the variables that vLLM and torch read when they are imported, unless somebody has set them."""
+def prepare_environment(args: VLLMOfflineArgs, *, is_cpu: bool, is_offline: bool) -> dict[str, tuple[str, Source]]:
+    """Set the variables that vLLM and torch read when they are imported, unless somebody has set them.
+
+    Args:
+        args: what the backend is built from.
+        is_cpu: whether this is vLLM's build for the CPU.
+        is_offline: the model's files are all at hand, or the Hub cannot be reached: it is not asked for any.
+    """
     wanted = dict(CPU_ENVIRONMENT) if is_cpu else {}
     wanted["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0" if is_inline(args, is_cpu=is_cpu) else "1"
     wanted["VLLM_NO_USAGE_STATS"] = "1"
     wanted["VLLM_CONFIGURE_LOGGING"] = "0"  # its lines come through the service's log, in the service's format
-    if Path(args.model).is_dir():
+    wanted |= environment_for_user()
+    if is_offline:
         wanted["HF_HUB_OFFLINE"] = "1"
     return {
         name: (value, "service" if is_ours else "environment")
         for name, (value, is_ours) in set_engine_environment(wanted, forced={"VLLM_ENABLE_V1_MULTIPROCESSING"}).items()
     }
-
-
-def is_inline(args: VLLMOfflineArgs, *, is_cpu: bool) -> bool:
-    """Whether the engine core runs in this process: ``auto`` is inline on a CPU with one worker."""
-    if args.engine_process != "auto":
-        return args.engine_process == "inline"
-    sizes = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
-    return is_cpu and all(args.vllm_config.get(size, 1) == 1 for size in sizes)
 
 
 def check_names(vllm_config: dict[str, Any]) -> None:
@@ -97,8 +99,16 @@ def check_names(vllm_config: dict[str, Any]) -> None:
             raise StartError(f"vllm_config: vLLM's EngineArgs has no {key!r}{hint}")
 
 
-def build(args: VLLMOfflineArgs, environment: dict[str, tuple[str, Source]], *, is_cpu: bool) -> EngineArguments:
+def build(
+    args: VLLMOfflineArgs, environment: dict[str, tuple[str, Source]], *, is_cpu: bool, folder: Path | None = None
+) -> EngineArguments:
     """The arguments for ``LLM``, with what the service fills in on a CPU; on a GPU vLLM's own defaults.
+
+    Args:
+        args: what the backend is built from.
+        environment: what ``prepare_environment`` has set.
+        is_cpu: whether this is vLLM's build for the CPU.
+        folder: the model's files, where they are known: the cache leaves room for the weights.
 
     Raises:
         StartError: an unknown key, a model that cannot be loaded, or too little memory.
@@ -114,7 +124,7 @@ def build(args: VLLMOfflineArgs, environment: dict[str, tuple[str, Source]], *, 
         config = model_config(engine.values)
         engine.fill("max_model_len", min(config.max_model_len, CPU_MAX_MODEL_LEN))
         if "gpu_memory_utilization" not in engine.values:
-            engine.fill("kv_cache_memory_bytes", _kv_cache_bytes(engine, config, args.batch_size))
+            engine.fill("kv_cache_memory_bytes", _kv_cache_bytes(engine, config, args, folder))
     return engine
 
 
@@ -136,14 +146,12 @@ def model_config(values: dict[str, Any]) -> Any:
         ) from error
 
 
-def _kv_cache_bytes(engine: EngineArguments, config: Any, batch_size: int) -> int:
+def _kv_cache_bytes(engine: EngineArguments, config: Any, args: VLLMOfflineArgs, folder: Path | None) -> int:
     """A key-value cache that holds a full window at full context, within the free memory.
 
     Raises:
         StartError: not even one request of full context fits.
     """
-    import psutil
-
     heads, head_size, layers = (
         config.get_total_num_kv_heads(),
         config.get_head_size(),
@@ -153,11 +161,13 @@ def _kv_cache_bytes(engine: EngineArguments, config: Any, batch_size: int) -> in
     max_model_len = engine.values["max_model_len"]
     # vLLM hands the cache out in blocks of 128 tokens on a CPU, so the last one of each request may be part empty.
     per_request = (max_model_len + 128) * bytes_per_token
-    free = int(psutil.virtual_memory().available * KV_CACHE_SHARE)
+    available = machine.available_memory()
+    free = min(int(available * KV_CACHE_SHARE), available - still_to_come_bytes(args, folder))
     if per_request > free:
         raise StartError(
-            f"out of memory: one request of {max_model_len} tokens needs {per_request / 2**30:.1f} GiB of key-value "
-            f"cache and {free / 2**30:.1f} GiB may be used; set a smaller max_model_len in vllm_config, "
-            'as in {"max_model_len": 512}'
+            f"out of memory: one request of {max_model_len} tokens needs {machine.mebibytes(per_request)} of key-value "
+            f"cache, for which {machine.mebibytes(max(0, free))} are left beside the weights: "
+            f"{machine.describe_memory()}; give it more (docker run --memory), or set a smaller max_model_len in "
+            'vllm_config, as in {"max_model_len": 512}'
         )
-    return int(min(batch_size * per_request, free))
+    return int(min(args.batch_size * per_request, free))

