@@ -3,11 +3,10 @@
     .venv/bin/python -m benchmarks.overhead            writes docs/benchmarks.md and docs/figures/overhead.*
     .venv/bin/python -m benchmarks.overhead --quick    a short run, to see that it works; writes nothing
 
-Two processes hold an engine each, with the same arguments and variables: the service, and a program that gives the
-same requests to ``LLM.generate()`` in consecutive windows of ``batch_size``. Only one of them works at a time. Each
-repeat runs all sides, in another order, and a ratio compares two runs of the same repeat. The direct side's time is
-that of the calls alone; the service's is what its client waits, from the first byte sent to the last received, over
-a real socket.
+All sides use the same engine in the same process (``benchmarks.host``); the direct side gives the same requests to
+``LLM.generate()`` on the engine thread, in consecutive windows of ``batch_size``. Each repeat runs all sides, in
+another order, and a ratio compares two runs of the same repeat. The direct side's time is that of the calls alone; the
+service's is what a client in another process waits, from the first byte sent to the last received, over a real socket.
 """
 
 import argparse
@@ -17,7 +16,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from app.models import embedded
 from app.settings import EMBEDDED
 from benchmarks import report, sides, workload
 from benchmarks.figures import plot
@@ -63,12 +61,10 @@ def measure(cases: tuple[Case, ...], repeats: int, say: Callable[[str], None]) -
     """Run all cases; the report."""
     results, versions, settings = [], {}, {}
     for case in cases:
-        say(f"{case.name}: two engines start")
+        say(f"{case.name}: the engine starts")
         with sides.service(case.model) as service:
             versions, settings = service.info["versions"], service.info["settings"]
-            arguments = {**service.engine_args, "model": _folder(case)}
-            with sides.direct(arguments, service.engine_environment) as direct:
-                results.append(_measure_case(case, repeats, service, direct, say))
+            results.append(_measure_case(case, repeats, service, say))
     return {
         "command": f"python -m benchmarks.{NAME}",
         "machine": report.machine(versions),
@@ -79,16 +75,10 @@ def measure(cases: tuple[Case, ...], repeats: int, say: Callable[[str], None]) -
     }
 
 
-def _folder(case: Case) -> str:
-    return str(embedded.prepare()) if case.model == EMBEDDED else case.model
-
-
-def _measure_case(
-    case: Case, repeats: int, service: sides.Service, direct: sides.Direct, say: Callable[[str], None]
-) -> dict[str, Any]:
+def _measure_case(case: Case, repeats: int, service: sides.Service, say: Callable[[str], None]) -> dict[str, Any]:
     requests, batch_size = workload.mixed(case.requests), service.info["settings"]["batch_size"]
     runs: dict[str, Callable[[], tuple[float, int]]] = {
-        "direct": lambda: direct.run(list(workload.windows_of(requests, batch_size))),
+        "direct": lambda: service.direct(list(workload.windows_of(requests, batch_size))),
         "batch": lambda: _batch(service, requests),
         "generate": lambda: _concurrently(service, requests),
     }
@@ -98,12 +88,11 @@ def _measure_case(
     cpu_seconds: dict[str, list[float]] = {side: [] for side in runs}
     for repeat in range(repeats):
         for side in _rotated(list(runs), repeat):
-            process = direct if side == "direct" else service
-            used = process.cpu_seconds
+            used = service.cpu_seconds
             took, tokens = runs[side]()
             assert tokens == workload.tokens_of(requests), f"{side} gave {tokens} tokens"
             seconds[side].append(took)
-            cpu_seconds[side].append(process.cpu_seconds - used)
+            cpu_seconds[side].append(service.cpu_seconds - used)
         say(f"{case.name}: repeat {repeat + 1}: " + ", ".join(f"{side} {seconds[side][-1]:.2f} s" for side in runs))
     return {
         **asdict(case),
@@ -113,7 +102,7 @@ def _measure_case(
         "completion_tokens": workload.tokens_of(requests),
         "seconds": seconds,
         "cpu_seconds": cpu_seconds,
-        "alone_ms": _alone(case.pairs, service, direct),
+        "alone_ms": _alone(case.pairs, service),
     }
 
 
@@ -127,12 +116,12 @@ def _concurrently(service: sides.Service, requests: list[workload.Request]) -> t
     return seconds, sum(answer["usage"]["completion_tokens"] for answer in answers)
 
 
-def _alone(pairs: int, service: sides.Service, direct: sides.Direct) -> dict[str, list[float]]:
+def _alone(pairs: int, service: sides.Service) -> dict[str, list[float]]:
     """One request at a time, on both sides in turn: milliseconds."""
     request = workload.alone()
     times: dict[str, list[float]] = {"direct": [], "generate": []}
     for _ in range(pairs):
-        times["direct"].append(direct.run([[request]])[0] * 1000)
+        times["direct"].append(service.direct([[request]])[0] * 1000)
         times["generate"].append(service.generate(request) * 1000)
     return times
 
@@ -149,7 +138,7 @@ def ratios(case: dict[str, Any], side: str) -> list[float]:
 
 
 def cpu_ms(case: dict[str, Any], side: str) -> list[float]:
-    """Processor time of a side's process for each request, in milliseconds, for each repeat."""
+    """Processor time of the service's process for each request, in milliseconds, for each repeat."""
     return [seconds / case["requests"] * 1000 for seconds in case["cpu_seconds"][side]]
 
 

@@ -1,8 +1,7 @@
-"""The two sides of a comparison as processes: the service, and a program that calls ``LLM.generate()`` itself."""
+"""A running service, and how the sides of a comparison ask it."""
 
 import asyncio
 import json
-import os
 import socket
 import subprocess
 import sys
@@ -61,6 +60,11 @@ class Service:
         seconds = time.perf_counter() - begun
         return seconds, response.raise_for_status().json()
 
+    def direct(self, windows: list[list[Request]]) -> tuple[float, int]:
+        """Seconds for the windows through ``LLM.generate()`` itself, and the tokens that they gave."""
+        answer = self.client.post("/direct", json=windows).raise_for_status().json()
+        return answer["seconds"], answer["completion_tokens"]
+
     def generate(self, request: Request) -> float:
         """Seconds for one ``POST /generate``."""
         begun = time.perf_counter()
@@ -89,12 +93,13 @@ class Service:
 
 @contextmanager
 def service(model: str, *options: str) -> Iterator[Service]:
-    """A service on a free port; its log is shown when it does not turn ready."""
+    """A service on a free port, of ``benchmarks.host``; its log is shown when it does not turn ready."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    words = [sys.executable, "-m", "app", "serve", "--port", str(port), "--model", model, *options]
-    with tempfile.TemporaryFile() as log, subprocess.Popen(words, stdout=log, stderr=log) as process:
+    words = [sys.executable, "-m", "benchmarks.host", "--port", str(port), "--model", model, *options]
+    root = Path(__file__).parent.parent
+    with tempfile.TemporaryFile() as log, subprocess.Popen(words, stdout=log, stderr=log, cwd=root) as process:
         try:
             url = f"http://127.0.0.1:{port}"
             _wait_ready(url, process, log)
@@ -127,51 +132,3 @@ def _end(process: "subprocess.Popen[Any]") -> None:
         process.wait(STOP_S)
     except subprocess.TimeoutExpired:
         process.kill()
-
-
-class Direct:
-    """A process with an ``LLM`` of its own (``benchmarks.direct``)."""
-
-    def __init__(self, process: "subprocess.Popen[str]") -> None:
-        self._process = process
-
-    @property
-    def cpu_seconds(self) -> float:
-        """Processor time that it has used so far."""
-        return _cpu_seconds(self._process)
-
-    def run(self, windows: list[list[Request]]) -> tuple[float, int]:
-        """Seconds for the windows one after the other, and the tokens that they gave."""
-        answer = self.ask(windows)
-        return answer["seconds"], answer["completion_tokens"]
-
-    def ask(self, value: Any) -> dict[str, Any]:
-        """One line there, one back."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps(value) + "\n")
-        self._process.stdin.flush()
-        line = self._process.stdout.readline()
-        if not line:
-            raise RuntimeError(f"the direct side has ended with {self._process.wait()}")
-        answer: dict[str, Any] = json.loads(line)
-        return answer
-
-
-@contextmanager
-def direct(engine_args: dict[str, Any], environment: dict[str, str]) -> Iterator[Direct]:
-    """An ``LLM`` with these arguments, in a process with these variables."""
-    with subprocess.Popen(
-        [sys.executable, "-m", "benchmarks.direct"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        env={**os.environ, **environment},
-        cwd=Path(__file__).parent.parent,
-        text=True,
-    ) as process:
-        try:
-            side = Direct(process)
-            side.ask(engine_args)
-            yield side
-        finally:
-            _end(process)
