@@ -15,6 +15,7 @@ from fastapi import FastAPI
 from app.listening import listen
 from app.log import configure
 from app.main import create_app
+from app.models.embedded import end_with_parent
 from app.server import Server
 from app.settings import load_settings
 
@@ -49,7 +50,8 @@ def _run(llm: Any, windows: list[Window]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Serve, as ``batchserve serve`` does."""
+    """Serve, as ``batchserve serve`` does, for as long as the parent lives."""
+    end_with_parent()
     settings = load_settings(sys.argv[1:])
     configure(settings.log_level, settings.log_format)
     app = create_app(settings)

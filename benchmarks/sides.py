@@ -106,7 +106,10 @@ def service(model: str, *options: str) -> Iterator[Service]:
         port = probe.getsockname()[1]
     words = [sys.executable, "-m", "benchmarks.host", "--port", str(port), "--model", model, *options]
     root = Path(__file__).parent.parent
-    with tempfile.TemporaryFile() as log, subprocess.Popen(words, stdout=log, stderr=log, cwd=root) as process:
+    with (
+        tempfile.TemporaryFile() as log,
+        subprocess.Popen(words, stdin=subprocess.PIPE, stdout=log, stderr=log, cwd=root) as process,
+    ):
         try:
             url = f"http://127.0.0.1:{port}"
             _wait_ready(url, process, log)
