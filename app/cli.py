@@ -1,5 +1,6 @@
 """``batchserve serve``, ``doctor`` and ``openapi``: the command line, the server and the process's exit code."""
 
+import difflib
 import json
 import logging
 import os
@@ -20,6 +21,7 @@ USAGE = """batchserve: offline batch inference with vLLM over HTTP
                                         without --quick the engine is built and generates
   batchserve openapi                    print the OpenAPI document
 """
+COMMANDS = ("serve", "doctor", "openapi")
 EXIT_USAGE = 2
 EXIT_PIPE = 128 + signal.SIGPIPE
 
@@ -41,8 +43,13 @@ def main(arguments: list[str] | None = None) -> int:
     except BrokenPipeError:  # whoever reads, as `head` does, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_PIPE
-    print(USAGE, end="")
-    return 0 if command in ("help", "--help", "-h") else EXIT_USAGE
+    if command in ("help", "--help", "-h"):
+        print(USAGE, end="")
+        return 0
+    near = difflib.get_close_matches(command, COMMANDS, n=1)
+    hint = f"; did you mean {near[0]}?" if near else ""
+    print(f"batchserve: there is no command {command!r}{hint}\n\n{USAGE}", end="", file=sys.stderr)
+    return EXIT_USAGE
 
 
 def _examine(arguments: list[str]) -> int:

@@ -96,7 +96,8 @@ def examine(options: Sequence[str], *, is_quick: bool) -> Iterator[Finding]:
 def _without_settings(mistakes: str) -> Iterator[Finding]:
     """What can be checked while the settings are wrong."""
     for mistake in mistakes.splitlines():
-        yield Finding("settings", "fail", mistake, "mend it; batchserve serve --help lists the settings")
+        found, _, advice = mistake.partition("; ")
+        yield Finding("settings", "fail", found, advice or "batchserve doctor --help lists the settings")
     first = (check_packages(), machine.check_temporary_folder())
     yield from first
     seen = {finding.check for finding in first}

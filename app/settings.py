@@ -178,8 +178,9 @@ def load_settings(arguments: Sequence[str] | None = None, *, program: str = "bat
 
 def asked_log_format(arguments: Sequence[str]) -> str:
     """The log format for telling of settings that are wrong; ``text`` when that is wrong, too."""
-    with suppress(StartError, SystemExit):
-        asked = _parse(arguments, "batchserve")[0].get("log_format") or os.environ.get(f"{PREFIX}LOG_FORMAT")
+    words = [word for word in arguments if word not in ("-h", "--help")]
+    with suppress(StartError):
+        asked = _parse(words, "batchserve")[0].get("log_format") or os.environ.get(f"{PREFIX}LOG_FORMAT")
         return "json" if asked == "json" else "text"
     return "text"
 

@@ -2,3 +2,8 @@
 
 Each module is a command: ``.venv/bin/python -m benchmarks.overhead``.
 """
+
+from importlib.util import find_spec
+
+if find_spec("matplotlib") is None:
+    raise SystemExit("benchmarks: packages are missing; run scripts/setup --dev")

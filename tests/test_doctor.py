@@ -63,12 +63,17 @@ def child(monkeypatch: pytest.MonkeyPatch) -> Child:
     return child
 
 
+NO_TENSORS = (2).to_bytes(8, "little") + b"{}"
+"""A whole file of weights, with none in it."""
+
+
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
     folder = tmp_path / "model"
     folder.mkdir()
     for name in ("config.json", "model.safetensors", "tokenizer.json"):
         (folder / name).write_text("{}")
+    (folder / "model.safetensors").write_bytes(NO_TENSORS)
     return folder
 
 
@@ -129,7 +134,7 @@ def test_wrong_settings_are_a_line_each_and_the_rest_is_checked_where_it_can_be(
 
     wrong = [finding for finding in findings if finding.check == "settings"]
     assert [finding.status for finding in wrong] == ["fail", "fail"]
-    assert "--port" in wrong[0].found
+    assert "--port" in wrong[0].advice
     assert child.asked == [["vllm", "statistics"]]
     rest = {finding.check: finding for finding in findings if finding.check != "settings"}
     assert rest.keys() == set(ALL[1:])

@@ -1,6 +1,7 @@
 """Runs the checkup in a child process, and says why it ended where it did not do so itself."""
 
 import json
+import os
 import queue
 import signal
 import subprocess
@@ -33,9 +34,14 @@ def ask(args: BackendArgs, stages: Sequence[str], *, is_offline: bool, log_level
     """
     given = args.model_dump(exclude_unset=True) | {"kind": args.kind}
     question = {"args": given, "stages": stages, "is_offline": is_offline, "log_level": log_level}
-    child = subprocess.Popen(
-        COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=child_environment({})
-    )
+    try:
+        child = subprocess.Popen(
+            COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=child_environment({})
+        )
+    except OSError as error:
+        found = f"user id {os.geteuid()} cannot start {sys.executable}: {error.strerror}"
+        yield Finding(stages[0], "fail", found, "install Python where this user may run it")
+        return
     lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     errors: deque[str] = deque(maxlen=50)
     readers = (

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError, safe_open
+
 from app.backends import hub
 from app.backends.args import VLLMOfflineArgs
 from app.finding import Finding
@@ -61,13 +63,16 @@ def _check_folder(folder: Path, vllm_config: dict[str, Any], *, is_complete: boo
         is_complete: whether what is missing cannot be downloaded.
     """
     try:
-        files = [file for file in folder.iterdir() if file.name.endswith(MODEL_FILES)]
+        files = [file for file in folder.iterdir() if file.name.endswith(MODEL_FILES) and not file.is_dir()]
         denied = next((file for file in files if not os.access(file, os.R_OK)), None)
     except OSError as error:
         return _unreadable(folder, error.strerror or str(error))
     if denied is not None:
         is_broken_link = denied.is_symlink() and not denied.exists()
         return _unreadable(denied, "a link to nowhere" if is_broken_link else "Permission denied")
+    if damage := next(filter(None, map(_damage, files)), None):
+        advice = "get the folder again: a download that was cut, or pointers of Git LFS in place of the files"
+        return Finding("model", "fail", damage, advice)
     names = {file.name for file in files}
     if is_complete and (missing := _missing(names, vllm_config)):
         advice = f"give a folder with config.json, weights and a tokenizer, a Hugging Face id or {EMBEDDED}"
@@ -77,6 +82,19 @@ def _check_folder(folder: Path, vllm_config: dict[str, Any], *, is_complete: boo
         return Finding("model", "warn", f"{folder} has none of {', '.join(TOKENIZER_FILES)}", advice)
     weights = sum(file.stat().st_size for file in files if file.name.endswith(WEIGHT_FILES))
     return Finding("model", "ok", f"{folder}, weights of {mebibytes(weights)}")
+
+
+def _damage(file: Path) -> str | None:
+    """What is wrong with a file as such: one that would hang its reader, or weights that are cut short."""
+    if not file.is_file():
+        return f"{file} is no regular file"
+    if file.suffix == ".safetensors":
+        try:
+            with safe_open(file, framework="numpy"):
+                return None
+        except SafetensorError as error:
+            return f"{file} holds no weights, or not all of them ({error})"
+    return None
 
 
 def _missing(names: set[str], vllm_config: dict[str, Any]) -> str | None:
@@ -183,7 +201,7 @@ def is_known_to_vllm(folder: Path | None) -> bool:
 
 def _config(folder: Path | None) -> dict[str, Any]:
     """The content of ``config.json``; empty when it is none: vLLM will say what is wrong with it."""
-    with contextlib.suppress(OSError, ValueError):
+    with contextlib.suppress(OSError, ValueError, RecursionError):
         config = json.loads((folder / "config.json").read_text(encoding="utf-8")) if folder else {}
         return config if isinstance(config, dict) else {}
     return {}
@@ -199,9 +217,9 @@ def _tensor_bytes(file: Path, element: int) -> int:
             if name != "__metadata__":
                 begin, end = tensor["data_offsets"]
                 stored = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}.get(tensor["dtype"])
-                total += end - begin if stored is None else (end - begin) // stored * element
+                total += int(end - begin) if stored is None else (end - begin) // stored * element
         return total
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError):
         return _size(file)  # vLLM will say what is wrong with it
 
 

@@ -18,12 +18,17 @@ def make_args(model: Path | str, **vllm_config: Any) -> VLLMOfflineArgs:
     return VLLMOfflineArgs.model_validate(values)
 
 
+NO_TENSORS = (2).to_bytes(8, "little") + b"{}"
+"""A whole file of weights, with none in it."""
+
+
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
     folder = tmp_path / "model"
     folder.mkdir()
     for name in ("config.json", "model.safetensors", "tokenizer.json", "notes.md"):
         (folder / name).write_text("{}")
+    (folder / "model.safetensors").write_bytes(NO_TENSORS)
     return folder
 
 
@@ -80,6 +85,33 @@ def test_a_link_to_nowhere_is_told_as_such(model: Path) -> None:
     (model / "model.safetensors").symlink_to(model / "gone")
 
     assert "a link to nowhere" in find_model(make_args(model)).finding.found
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        NO_TENSORS[:-1],
+        b"version https://git-lfs.github.com/spec/v1",
+        (2**50).to_bytes(8, "little") + b"{}",
+        (10**6).to_bytes(8, "little") + b"[" * 10**6,
+        (70).to_bytes(8, "little") + b'{"a": {"dtype": "BF16", "shape": [9], "data_offsets": [0, 18]}}'.ljust(70),
+    ],
+    ids=["cut", "pointer", "huge header", "nested", "no data"],
+)
+def test_weights_that_are_cut_or_none_at_all_are_told(model: Path, content: bytes) -> None:
+    (model / "model.safetensors").write_bytes(content)
+
+    finding = find_model(make_args(model)).finding
+    assert finding.status == "fail"
+    assert f"{model / 'model.safetensors'} holds no weights, or not all of them" in finding.found
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+def test_a_pipe_in_place_of_a_file_is_not_read(model: Path, name: str) -> None:
+    (model / name).unlink()
+    os.mkfifo(model / name)
+
+    assert f"{model / name} is no regular file" in find_model(make_args(model)).finding.found
 
 
 def test_a_folder_that_may_not_be_entered_is_named(
