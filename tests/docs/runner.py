@@ -178,8 +178,8 @@ def _titled(title: str, text: str) -> str:
 def compare(language: str, shown: str, printed: str) -> str | None:
     """How the output differs from what the page shows; None when it does not.
 
-    JSON: what is shown must be there with its kind of value. Text: each line must be among those printed; numbers
-    may be others, and ``…`` stands for anything.
+    JSON: what is shown must be there. Text: each line must be among those printed. In both, numbers may be others, and
+    ``…`` stands for anything.
     """
     if language == "text":
         lines = [line.strip() for line in printed.splitlines()]
@@ -218,5 +218,8 @@ def _json_difference(shown: Any, printed: Any, path: str) -> str | None:
             return f"{path} has {len(printed)} entries"
         pairs = (_json_difference(*pair, f"{path}.{at}") for at, pair in enumerate(zip(shown, printed, strict=False)))
         return next(filter(None, pairs), None)
+    if isinstance(shown, str) and isinstance(printed, str):
+        return None if re.fullmatch(_pattern(shown), printed, re.DOTALL) else f"{path} is {printed!r}"
     kinds = [float if type(value) is int else type(value) for value in (shown, printed)]
-    return None if kinds[0] is kinds[1] else f"{path} is {printed!r}"
+    is_same = kinds[0] is kinds[1] and (kinds[0] is float or shown == printed)
+    return None if is_same else f"{path} is {printed!r}"

@@ -161,6 +161,7 @@ def test_output_is_compared_loosely(language: str, shown: str, printed: str) -> 
         ("json", '{"a": {"b": 1}}', '{"a": {}}', "no .a.b"),
         ("json", '{"a": [1, 2]}', '{"a": [1]}', ".a has 1 entries"),
         ("json", '{"a": "x"}', '{"a": null}', ".a is None"),
+        ("json", '{"a": "It is Rome."}', '{"a": "It is Paris."}', ".a is 'It is Paris.'"),
         ("json", '{"a": 1}', "curl: nothing", "not JSON"),
     ],
 )
