@@ -92,6 +92,7 @@ def serve(arguments: list[str]) -> NoReturn:
     Server(app, greeting=_greeting(url, bool(settings.api_key))).run_on(listener)
     service = app.state.service
     service.backend.kill()
+    logger.info("ended with exit code %d", service.lifecycle.exit_code)
     logging.shutdown()
     sys.stdout.flush()
     os._exit(service.lifecycle.exit_code)  # a call that still runs on the engine thread must not keep the process

@@ -25,7 +25,7 @@ SCHEMAS: dict[str, Any] = DOCUMENT["components"]["schemas"]
 OPEN = ("/livez", "/readyz", "/health")
 ERRORS_OF = {
     "/generate": {"400", "401", "404", "413", "429", "500", "503", "504"},
-    "/batch": {"400", "401", "404", "413", "429", "500", "503", "504"},
+    "/batch": {"400", "401", "413", "429", "500", "503"},  # all else is a row's
     "/livez": {"500"},
     "/readyz": {"500", "503"},
     "/health": {"500", "503"},

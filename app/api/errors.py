@@ -38,15 +38,12 @@ CLIENT_CLOSED_REQUEST = 499
 ANYWHERE: tuple[type[ServiceError], ...] = (InternalError,)
 WITH_KEY: tuple[type[ServiceError], ...] = (InvalidApiKey, *ANYWHERE)
 UNAVAILABLE: tuple[type[ServiceError], ...] = (NotReady, ShuttingDown, EngineDead)
-ON_WORK: tuple[type[ServiceError], ...] = (
-    *WITH_KEY,
-    InvalidRequest,
+ON_BATCH: tuple[type[ServiceError], ...] = (*WITH_KEY, InvalidRequest, RequestTooLarge, QueueFull, *UNAVAILABLE)
+ON_GENERATE: tuple[type[ServiceError], ...] = (
+    *ON_BATCH,
     ContextLengthExceeded,
     ModelNotFound,
-    RequestTooLarge,
-    QueueFull,
     GenerationFailed,
-    *UNAVAILABLE,
     QueueTimeout,
 )
 

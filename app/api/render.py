@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -126,21 +125,22 @@ def batch_rest(
     """What a `/batch` answer holds beside its rows."""
     responses = [row["response"] for row in rows if row["response"] is not None]
     windows = {response["window"]["id"]: response["window"] for response in responses if response["window"]}
+    times = timings.render_batch(
+        received,
+        timings.now(),
+        prompt_tokens=sum(response["usage"]["prompt_tokens"] for response in responses),
+        completion_tokens=sum(response["usage"]["completion_tokens"] for response in responses),
+    )
     return {
         "id": batch_id,
         "request_id": label,
         "model": model,
-        "created": int(time.time()),
+        "created": int(times["received_at"]),
         "counts": {"total": len(rows), "succeeded": len(responses), "failed": len(rows) - len(responses)},
         "windows": [
             {key: windows[window_id][key] for key in ("id", "size", "release")} for window_id in sorted(windows)
         ],
-        "timings": timings.render_batch(
-            received,
-            timings.now(),
-            prompt_tokens=sum(response["usage"]["prompt_tokens"] for response in responses),
-            completion_tokens=sum(response["usage"]["completion_tokens"] for response in responses),
-        ),
+        "timings": times,
     }
 
 

@@ -9,7 +9,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import Response
 
 from app.api import batch, docs, examples, render
-from app.api.errors import ANYWHERE, ON_WORK, UNAVAILABLE, WITH_KEY, documented
+from app.api.errors import ANYWHERE, ON_BATCH, ON_GENERATE, UNAVAILABLE, WITH_KEY, documented
 from app.api.jsonbody import read_body
 from app.api.schemas import BatchRequest, BatchResponse, GenerateResponse, Health, Info
 from app.api.service import Service
@@ -52,7 +52,7 @@ async def _read(request: Request, service: Service) -> bytes:
     response_class=Response,
     responses={
         200: docs.answer(GenerateResponse, "The texts, with this request's own timings.", examples.GENERATE_ANSWERS),
-        **documented(*ON_WORK),
+        **documented(*ON_GENERATE),
     },
     openapi_extra=docs.body_of(GenerateRequest, examples.GENERATE_BODIES),
 )
@@ -78,7 +78,7 @@ async def _generate(service: Service, body: GenerateRequest, call: Call) -> byte
     response_class=Response,
     responses={
         200: docs.answer(BatchResponse, BATCH_ANSWER, examples.BATCH_ANSWERS, **{batch.NDJSON: docs.BATCH_LINES}),
-        **documented(*ON_WORK),
+        **documented(*ON_BATCH),
     },
     openapi_extra=docs.body_of(BatchRequest, examples.BATCH_BODIES),
 )

@@ -234,7 +234,7 @@ class BatchSummary(Wire):
     id: str = Field(description="Id of this batch, made by the service.", examples=["batch-8f02a0c4"])
     request_id: str | None = Field(description=LABEL)
     model: str = Field(description=MODEL_NAME)
-    created: int = Field(description="When the answer was made, in Unix seconds.")
+    created: int = Field(description=CREATED)
     counts: BatchCounts = Field(description="How the rows went.")
     windows: list[BatchWindow] = Field(description="The windows that rows of this batch ran in, oldest first.")
     timings: BatchTimings = Field(description="Times of the whole batch.")

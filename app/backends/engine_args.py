@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from pydantic import ValidationError
+
 from app import machine
 from app.backends.args import VLLMOfflineArgs
 from app.backends.memory import still_to_come_bytes
@@ -139,11 +141,16 @@ def model_config(values: dict[str, Any]) -> Any:
     try:
         return EngineArgs(**values).create_model_config()
     except Exception as error:
-        reason = " ".join(str(error).split())[:300]
         raise StartError(
-            f"model {values['model']!r} cannot be loaded: give a folder with config.json, a Hugging Face id or "
-            f"embedded:smollm2-135m, and check vllm_config ({reason})"
+            f"model {values['model']!r} cannot be loaded with this vllm_config: {_reason(error)}; mend vllm_config, or "
+            "give another folder with config.json, a Hugging Face id or embedded:smollm2-135m"
         ) from error
+
+
+def _reason(error: Exception) -> str:
+    """What vLLM says, without pydantic's frame around it."""
+    said = [item["msg"] for item in error.errors()] if isinstance(error, ValidationError) else [str(error)]
+    return " ".join(" ".join(said).removeprefix("Value error, ").split())[:300]
 
 
 def _kv_cache_bytes(engine: EngineArguments, config: Any, args: VLLMOfflineArgs, folder: Path | None) -> int:

@@ -113,11 +113,11 @@ async def test_a_caller_that_is_gone_gets_no_body_and_no_error_is_counted() -> N
 
 
 def test_each_status_is_documented_with_its_codes() -> None:
-    documented: dict[Any, Any] = errors.documented(*errors.ON_WORK)
+    documented: dict[Any, Any] = errors.documented(*errors.ON_GENERATE)
 
     assert set(documented) == {400, 401, 404, 413, 429, 500, 503, 504}
     for status, entry in documented.items():
-        codes = {kind.code for kind in (*errors.ON_WORK, *errors.ANYWHERE) if kind.status == status}
+        codes = {kind.code for kind in (*errors.ON_GENERATE, *errors.ANYWHERE) if kind.status == status}
         assert all(f"`{code}`: " in entry["description"] for code in codes)
         assert entry["model"] is ErrorBody
 
@@ -125,6 +125,6 @@ def test_each_status_is_documented_with_its_codes() -> None:
 def test_every_error_of_the_tree_is_documented_for_some_route() -> None:
     kinds = [kind for kind in vars(tree).values() if isinstance(kind, type) and issubclass(kind, ServiceError)]
     codes = {kind.code for kind in kinds}
-    documented = {kind.code for kind in (*errors.ON_WORK, *errors.ANYWHERE)}
+    documented = {kind.code for kind in (*errors.ON_GENERATE, *errors.ANYWHERE)}
 
     assert codes - documented == {"not_found", "method_not_allowed"}  # of no route

@@ -175,7 +175,9 @@ def test_the_cache_leaves_room_for_the_weights(monkeypatch: pytest.MonkeyPatch, 
 
 
 def test_a_model_that_cannot_be_loaded_is_one_line() -> None:
-    with pytest.raises(StartError, match=r"'no such model' cannot be loaded.*no such repository") as caught:
+    with pytest.raises(
+        StartError, match=r"'no such model' cannot be loaded with this vllm_config: .*no such repository"
+    ) as caught:
         engine_args.model_config({"model": "no such model"})
     assert "\n" not in str(caught.value)
 

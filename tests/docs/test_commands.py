@@ -8,7 +8,7 @@ import pytest
 from tests.docs.pages import Page, all_pages
 from tests.docs.runner import PageRun
 
-BENCHMARK = "minutes on a quiet machine; its quick form is run by tests/benchmarks"
+BENCHMARK = "minutes on a quiet machine; tests/benchmarks run it"
 NOT_RUN: list[tuple[str, str]] = [
     ("README.md", "it is what runs this test"),
     ("docs/benchmarks.md", BENCHMARK),

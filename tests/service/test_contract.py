@@ -476,10 +476,15 @@ class TestOpenApi:
                         schema = response["content"]["application/json"]["schema"]
                         assert schema == {"$ref": "#/components/schemas/ErrorBody"}, (path, status)
 
-    @pytest.mark.parametrize("path", ["/generate", "/batch"])
-    async def test_work_routes_document_each_status(self, document: Json, path: str) -> None:
-        responses = document["paths"][path]["post"]["responses"]
-        assert responses.keys() >= {"200", "400", "401", "404", "413", "429", "500", "503", "504"}
+    @pytest.mark.parametrize(
+        ("path", "statuses"),
+        [
+            ("/generate", {"200", "400", "401", "404", "413", "429", "500", "503", "504"}),
+            ("/batch", {"200", "400", "401", "413", "429", "500", "503"}),  # all else is a row's
+        ],
+    )
+    async def test_work_routes_document_each_status(self, document: Json, path: str, statuses: set[str]) -> None:
+        assert document["paths"][path]["post"]["responses"].keys() == statuses
 
     async def test_batch_items_are_typed_as_the_generate_body(self, document: Json) -> None:
         schemas = document["components"]["schemas"]
