@@ -1,6 +1,7 @@
 """``batchserve serve``, ``doctor`` and ``openapi``: the command line, the server and the process's exit code."""
 
 import difflib
+import io
 import json
 import logging
 import os
@@ -29,6 +30,8 @@ EXIT_PIPE = 128 + signal.SIGPIPE
 def main(arguments: list[str] | None = None) -> int:
     """Run a command; the exit code."""
     words = sys.argv[1:] if arguments is None else arguments
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a name in it that the terminal's encoding lacks is no fault
     command, rest = (words[0], words[1:]) if words else ("help", [])
     try:
         if command == "serve":

@@ -122,18 +122,27 @@ def _examine_other(settings: Settings, args: BackendArgs, *, is_quick: bool) -> 
 
 
 def _examine_vllm(case: Case) -> Iterator[Finding]:
-    checks: tuple[Callable[[Case], Finding], ...] = (
-        _packages,
-        _temporary_folder,
-        _model,
-        _memory,
-        _shared_memory,
-        _threads,
-        lambda case: check_port(case.settings),
-    )
-    for check in checks:
-        yield check(case)
+    checks: dict[str, Callable[[Case], Finding]] = {
+        "packages": _packages,
+        "temp folder": _temporary_folder,
+        "model": _model,
+        "memory": _memory,
+        "shared memory": _shared_memory,
+        "threads": _threads,
+        "port": lambda case: check_port(case.settings),
+    }
+    for name, check in checks.items():
+        yield _outcome(name, check, case)
     yield from _examine_with_vllm(case)
+
+
+def _outcome(name: str, check: Callable[[Case], Finding], case: Case) -> Finding:
+    """What the check finds; one that breaks off has found something too, and the others go on."""
+    try:
+        return check(case)
+    except Exception as error:
+        found = " ".join(f"the check broke off: {type(error).__name__}: {error}".split())[:300]
+        return Finding(name, "fail", found, "look at what it names; a start may break off there as well")
 
 
 # --- checks in this process ---

@@ -7,6 +7,7 @@ import contextlib
 import os
 import tempfile
 from collections.abc import Iterator
+from fractions import Fraction
 from pathlib import Path
 
 import psutil
@@ -37,7 +38,7 @@ def describe_memory() -> str:
 
 def mebibytes(count: int) -> str:
     """Bytes for a person."""
-    return f"{count / 2**20:,.0f} MiB"
+    return f"{round(Fraction(count, 2**20)):,} MiB"
 
 
 def cores() -> list[int]:

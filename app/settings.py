@@ -299,7 +299,7 @@ def is_hub_offline() -> bool:
 def hub_cache() -> Path:
     """Where Hugging Face's libraries keep what they download."""
     home = os.environ.get("HF_HOME") or os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "huggingface")
-    return Path(os.environ.get("HF_HUB_CACHE") or os.path.join(home, "hub")).expanduser()
+    return Path(os.path.expanduser(os.environ.get("HF_HUB_CACHE") or os.path.join(home, "hub")))
 
 
 def engine_cache() -> Path:

@@ -327,3 +327,17 @@ def test_json_is_an_object_a_line(
     assert doctor.run(options) == 0
     (line,) = capsys.readouterr().out.splitlines()
     assert json.loads(line) == {"check": "port", "status": "warn", "found": "found\nit", "advice": "advice"}
+
+
+def test_a_check_that_breaks_off_is_a_line_and_the_others_go_on(
+    examine: Examine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object, **__: object) -> Finding:
+        raise OverflowError("too\nlarge")
+
+    monkeypatch.setattr(doctor, "check_memory", broken)
+
+    found = examine()
+    assert found["memory"].status == "fail"
+    assert found["memory"].found == "the check broke off: OverflowError: too large"
+    assert found["port"].status == "ok"

@@ -31,10 +31,13 @@ def wants_lines(accept: str) -> bool:
     """
     ranks: dict[str, tuple[float, int]] = {}
     for order, item in enumerate(accept.lower().split(",")):
-        media_type, *parameters = (part.strip() for part in item.split(";"))
+        media_type, *parameters = ("".join(part.split()) for part in item.split(";"))
         ranks.setdefault(media_type, (_quality(parameters), -order))
     lines = ranks.get(NDJSON, NOT_NAMED)
-    return lines[0] > 0 and lines > ranks.get("application/json", NOT_NAMED)
+    if "application/json" in ranks:
+        return lines[0] > 0 and lines > ranks["application/json"]
+    unnamed = ranks.get("application/*", ranks.get("*/*", NOT_NAMED))
+    return lines[0] > 0 and lines[0] >= unnamed[0]
 
 
 def _quality(parameters: list[str]) -> float:

@@ -92,7 +92,7 @@ async def run_batch(request: Request, service: ServiceDep) -> Response:
     limits = settings.max_batch_requests, settings.max_body_bytes
     body = await service.parser.parse(raw, lambda value: batch_body(value, *limits))
     started = await unless_gone(batch.start(service, body, request.state.call), request.receive)
-    if batch.wants_lines(request.headers.get("accept", "")):
+    if batch.wants_lines(",".join(request.headers.getlist("accept"))):
         return batch.LinesResponse(started)
     return render.JsonResponse(await unless_gone(batch.as_json(started), request.receive))
 

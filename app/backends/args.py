@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator
 
 from app.errors import StartError
 
@@ -49,6 +49,15 @@ class VLLMOfflineArgs(BackendArgs):
     kind: Literal["vllm_offline"] = "vllm_offline"
     engine_process: Literal["auto", "inline", "separate"] = "auto"
     vllm_config: dict[str, Any] = Field(default_factory=dict)
+
+    @field_validator("vllm_config")
+    @classmethod
+    def _cache_of_some_bytes(cls, value: dict[str, Any]) -> dict[str, Any]:
+        """A wrong one would end in a tale of too little memory."""
+        given = value.get("kv_cache_memory_bytes")
+        if given is not None and (type(given) is not int or not 0 < given < 2**63):
+            raise ValueError(f"kv_cache_memory_bytes is a whole number of bytes above 0 (got {given!r:.40})")
+        return value
 
 
 class FakeFaults(BaseModel):
@@ -108,4 +117,5 @@ def parse_args(values: dict[str, Any]) -> BackendArgs:
         path = [str(part) for part in first["loc"][1:]]
         if values["kind"] == "fake" and path[0] not in BackendArgs.model_fields:
             path.insert(0, "fake_config")
-        raise StartError(f"{'.'.join(path)}: {first['msg']}") from error
+        message = first["msg"].removeprefix("Value error, ")
+        raise StartError(f"{'.'.join(path)}: {message}") from error

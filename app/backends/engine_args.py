@@ -165,7 +165,8 @@ def _kv_cache_bytes(engine: EngineArguments, config: Any, args: VLLMOfflineArgs,
         config.get_total_num_hidden_layers(),
     )
     bytes_per_token = 2 * layers * heads * head_size * KV_ELEMENT_BYTES
-    max_model_len = engine.values["max_model_len"]
+    asked = engine.values["max_model_len"]  # -1 and None leave it to vLLM
+    max_model_len = asked if isinstance(asked, int) and asked > 0 else int(config.max_model_len)
     # vLLM hands the cache out in blocks of 128 tokens on a CPU, so the last one of each request may be part empty.
     per_request = (max_model_len + 128) * bytes_per_token
     available = machine.available_memory()

@@ -17,6 +17,7 @@ from app.settings import engine_cache, engine_variable
 
 SHARED_BYTES = 240 * 2**20
 """The largest ring buffer that vLLM 0.32 asks for at once: 10 chunks of 24 MiB, from a worker to its engine core."""
+MOST_CORES = 4096
 SHARED_ADVICE = (
     "give the container more (docker run --shm-size=1g; in Kubernetes an emptyDir with medium Memory at /dev/shm)"
 )
@@ -64,11 +65,11 @@ def check_threads(args: VLLMOfflineArgs, *, is_cpu: bool) -> Finding:
     threads = asked or ("1" if is_cpu else None)
     places = f"{len(allowed)} cores" + ("" if quota is None else f", time of {quota:g} of them (the container's limit)")
     found = f"OMP_NUM_THREADS={threads or 'not set'}{'' if asked else ' (the default here)'}, {places}"
-    if threads is not None and not re.fullmatch(r"[1-9]\d*(,[1-9]\d*)*", threads):
+    if threads is not None and not re.fullmatch(r"[1-9]\d{0,5}(,[1-9]\d{0,5})*", threads):
         return Finding(check, "warn", found, "set OMP_NUM_THREADS to a number of cores")
     if strangers := _cores_out_of_reach(allowed):
         bound = f"VLLM_CPU_OMP_THREADS_BIND names cores that this process may not use: {strangers}; {places}"
-        return Finding(check, "fail", bound, f"name some of {allowed}, or unset it")
+        return Finding(check, "warn", bound, f"name some of {allowed}, or unset it")
     usable = len(allowed) if quota is None else min(len(allowed), max(1, round(quota)))
     total = int((threads or "1").partition(",")[0]) * workers(args)
     if is_cpu and total > usable:
@@ -84,9 +85,9 @@ def check_threads(args: VLLMOfflineArgs, *, is_cpu: bool) -> Finding:
 def _cores_out_of_reach(allowed: list[int]) -> list[int]:
     named = engine_variable("VLLM_CPU_OMP_THREADS_BIND") or ""
     wanted: set[int] = set()
-    for first, last in re.findall(r"(\d+)(?:-(\d+))?", named):
-        wanted |= set(range(int(first), int(last or first) + 1))
-    return sorted(wanted - set(allowed))
+    for first, last in re.findall(r"(\d{1,6})(?:-(\d{1,6}))?", named):
+        wanted |= set(range(int(first), min(int(last or first), MOST_CORES) + 1))
+    return sorted(wanted - set(allowed))[:16]
 
 
 def environment_for_user() -> dict[str, str]:

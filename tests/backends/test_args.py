@@ -47,3 +47,11 @@ def test_only_a_format_that_somebody_set_is_asked_for() -> None:
 def test_arguments_are_frozen() -> None:
     with pytest.raises(ValidationError, match="frozen"):
         parse_args({"kind": "fake", **NEEDED}).batch_size = 1  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("count", [0, -5, True, 1.5, float("inf"), "1G", 10**400])
+def test_a_cache_that_is_no_number_of_bytes_is_told(count: object) -> None:
+    with pytest.raises(
+        StartError, match=r"^vllm_config: kv_cache_memory_bytes is a whole number of bytes above 0 \(got "
+    ):
+        parse_args({"kind": "vllm_offline", **NEEDED, "vllm_config": {"kv_cache_memory_bytes": count}})

@@ -142,6 +142,18 @@ def test_a_short_context_of_the_model_is_kept(monkeypatch: pytest.MonkeyPatch) -
     assert engine_args.build(make_args(), {}, is_cpu=True).values["max_model_len"] == 512
 
 
+@pytest.mark.parametrize("asked", [-1, None])
+def test_a_context_that_is_left_to_vllm_gets_a_cache_for_the_models_own(
+    monkeypatch: pytest.MonkeyPatch, asked: int | None
+) -> None:
+    monkeypatch.setattr("app.machine.available_memory", lambda: 1 << 40)
+
+    built = engine_args.build(make_args(vllm_config={"max_model_len": asked}), {}, is_cpu=True)
+    whole = engine_args.build(make_args(vllm_config={"max_model_len": 8192}), {}, is_cpu=True)
+
+    assert built.values["kv_cache_memory_bytes"] == whole.values["kv_cache_memory_bytes"]
+
+
 def test_whoever_sizes_the_cache_otherwise_is_left_alone() -> None:
     built = engine_args.build(make_args(vllm_config={"gpu_memory_utilization": 0.5}), {}, is_cpu=True)
 

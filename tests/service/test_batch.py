@@ -234,7 +234,7 @@ class TestLines:
 
     @pytest.mark.parametrize(
         "accept",
-        [NDJSON, f"{NDJSON}; q=1", f"application/json;q=0.5, {NDJSON}", NDJSON.upper(), f"{NDJSON}, application/json"],
+        [NDJSON, f"{NDJSON}; q=1", f"application/json;q=0.5, {NDJSON}", NDJSON.upper(), f"{NDJSON}, */*"],
     )
     async def test_it_is_given_to_who_accepts_it(self, caller: Caller, accept: str) -> None:
         response = await caller.call("POST", "/batch", json={"requests": rows(2)}, headers={"accept": accept})
@@ -250,6 +250,8 @@ class TestLines:
             "",
             "application/ndjson",
             f"application/json, {NDJSON}",
+            f"{NDJSON};q=0.5, */*;q=1",
+            f"{NDJSON};q=0.1, application/*",
             f"{NDJSON};q=0",
         ],
     )
