@@ -19,9 +19,10 @@ def make_args(**values: Any) -> VLLMOfflineArgs:
 
 
 @pytest.fixture(autouse=True)
-def _known(monkeypatch: pytest.MonkeyPatch) -> None:
-    """vLLM has seen this kind of model before."""
+def _as_at_a_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM has seen this kind of model before, and no engine of another test is in this process."""
     monkeypatch.setattr(memory, "is_known_to_vllm", lambda folder: True)
+    monkeypatch.setattr(memory, "_taken_bytes", lambda: 40 * MIB)
 
 
 @pytest.fixture
