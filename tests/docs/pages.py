@@ -13,7 +13,7 @@ from markdown_it.token import Token
 ROOT = Path(__file__).parents[2]
 COMMANDS = ("bash", "python")
 OUTPUTS = ("json", "text")
-DISGUISES = ("", "sh", "shell", "zsh", "console", "shell-session", "py", "python3")
+DISGUISES = ("", "sh", "shell", "zsh", "console", "shell-session", "shellsession", "py", "python3", "pycon", "ipython")
 """Fences that may hold commands and would not be run."""
 MARKS = ("serves", "shows", "not run")
 TOOLS = ("curl", "java", "mvn", "node", "npm", "npx", "docker", "podman", "buildah", "nginx", "kubectl")
@@ -85,9 +85,9 @@ def read_page(path: Path, root: Path = ROOT) -> Page:
         if fence is None:
             if comment is not None and mark in MARKS:
                 page.complain(comment, f"the mark {mark!r} stands before no code block")
-        elif (language := fence.info.strip()) in COMMANDS:
-            _add_command(page, fence, mark, reason)
-        elif language in DISGUISES:
+        elif (language := _language(fence)) in COMMANDS:
+            _add_command(page, fence, language, mark, reason)
+        elif language in DISGUISES or not re.fullmatch(r"[a-z][a-z0-9+#-]*", language):
             page.complain(fence, f"a code block {language!r} is not run: call it bash, python, or what it is")
         elif mark == "shows":
             _add_output(page, fence, language)
@@ -108,6 +108,11 @@ def _pieces(tokens: list[Token]) -> Iterator[tuple[Token | None, Token | None]]:
         yield comment, None
 
 
+def _language(fence: Token) -> str:
+    """The first word behind the fence, as GitHub takes it; what follows is no part of it."""
+    return next(iter(fence.info.split()), "").lower()
+
+
 def _mark(comment: Token | None) -> tuple[str, str]:
     """The word of a comment and what stands behind its colon."""
     if comment is None:
@@ -117,8 +122,8 @@ def _mark(comment: Token | None) -> tuple[str, str]:
     return mark.strip(), " ".join(reason.split())
 
 
-def _add_command(page: Page, fence: Token, mark: str, reason: str) -> None:
-    block = Block(page.name, _line(fence), fence.info.strip(), fence.content)
+def _add_command(page: Page, fence: Token, language: str, mark: str, reason: str) -> None:
+    block = Block(page.name, _line(fence), language, fence.content)
     if mark == "not run":
         if not reason:
             page.complain(fence, "'not run' gives no reason: write <!-- not run: REASON -->")

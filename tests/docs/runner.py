@@ -21,6 +21,8 @@ from tests.service.support import free_port
 BLOCK_S = 300.0
 START_S = 240.0
 STOP_S = 30.0
+OUTPUT_CHARS = 4000
+"""How much of its output, from the end, the message of a failing block shows."""
 PAGES_PORT = r"(?<!\d)8000(?!\d)"
 NOT_A_NEWCOMERS = re.compile(r"BATCHSERVE_|VLLM_|PYTEST_|OMP_|TORCH|LD_PRELOAD|HF_HUB_OFFLINE|PYTHON", re.IGNORECASE)
 """Variables of the desk, and those that an engine in the process of the tests leaves behind."""
@@ -100,7 +102,7 @@ class PageRun:
     def _failure(self, process: "_Process", what: str) -> BlockFailed:
         block = process.block
         parts = [f"{block.page}, line {block.line}: {what}", _titled("the block", block.text)]
-        parts.append(_titled("its output", process.stdout + process.stderr))
+        parts.append(_titled("its output", (process.stdout + process.stderr)[-OUTPUT_CHARS:]))
         if self._service is not None and self._service is not process:
             parts.append(_titled("the service's log", self._service.stderr[-3000:]))
         return BlockFailed("\n".join(parts))
@@ -182,9 +184,10 @@ def compare(language: str, shown: str, printed: str) -> str | None:
     ``…`` stands for anything.
     """
     if language == "text":
-        lines = [line.strip() for line in printed.splitlines()]
-        patterns = {line: _pattern(line.strip()) for line in shown.splitlines() if line.strip()}
-        missing = [line for line, pattern in patterns.items() if not any(re.fullmatch(pattern, one) for one in lines)]
+        lines = printed.splitlines()
+        missing = [
+            line for line in shown.splitlines() if line.strip() and not any(_is_like(line, one) for one in lines)
+        ]
         return f"no line like {missing[0]!r}" if missing else None
     try:
         return _json_difference(json.loads(shown), json.loads(printed), "")
@@ -195,14 +198,23 @@ def compare(language: str, shown: str, printed: str) -> str | None:
 NUMBER = r"\d+(?:,\d{3})*(?:\.\d+)?"
 
 
+def _is_like(shown: str, printed: str) -> bool:
+    """Whether numbers aside, an ellipsis for anything and spaces for spaces, the one is the other."""
+    return re.fullmatch(_pattern(" ".join(shown.split())), " ".join(printed.split())) is not None
+
+
 def _pattern(line: str) -> str:
-    """A regular expression: numbers may differ, an ellipsis stands for anything, and spaces for spaces."""
-    parts = re.split(rf"({NUMBER}|…|\s+)", line)
-    known = {"…": ".*"}
-    return "".join(
-        known.get(part) or (NUMBER if part[:1].isdigit() else r"\s+" if part.isspace() else re.escape(part))
-        for part in parts
-    )
+    """A regular expression; each part is found once, at its first place, so that no line is tried over and over."""
+    first, *rest = (_part(part) for part in line.split("…"))
+    if not rest:
+        return first
+    between = "".join(f"(?>.*?{part})" for part in rest[:-1])
+    return f"(?>{first}){between}.*{rest[-1]}"
+
+
+def _part(text: str) -> str:
+    parts = re.split(f"({NUMBER})", text)
+    return "".join(NUMBER if part[:1].isdigit() else re.escape(part) for part in parts)
 
 
 def _json_difference(shown: Any, printed: Any, path: str) -> str | None:
@@ -219,7 +231,7 @@ def _json_difference(shown: Any, printed: Any, path: str) -> str | None:
         pairs = (_json_difference(*pair, f"{path}.{at}") for at, pair in enumerate(zip(shown, printed, strict=False)))
         return next(filter(None, pairs), None)
     if isinstance(shown, str) and isinstance(printed, str):
-        return None if re.fullmatch(_pattern(shown), printed, re.DOTALL) else f"{path} is {printed!r}"
+        return None if _is_like(shown, printed) else f"{path} is {printed!r:.200}"
     kinds = [float if type(value) is int else type(value) for value in (shown, printed)]
     is_same = kinds[0] is kinds[1] and (kinds[0] is float or shown == printed)
-    return None if is_same else f"{path} is {printed!r}"
+    return None if is_same else f"{path} is {printed!r:.200}"

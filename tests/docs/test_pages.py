@@ -22,6 +22,13 @@ def test_bash_and_python_are_blocks_and_other_fences_are_not(tmp_path: Path) -> 
     assert page.mistakes == []
 
 
+@pytest.mark.parametrize("info", ["bash", "Bash", 'bash title="x"', " BASH\tx"])
+def test_the_language_is_the_first_word_in_small_letters(tmp_path: Path, info: str) -> None:
+    page = read(tmp_path, f"```{info}\nls\n```\n")
+    assert [block.language for block in page.to_run] == ["bash"]
+    assert page.mistakes == []
+
+
 def test_a_comment_just_before_a_block_is_its_mark(tmp_path: Path) -> None:
     page = read(
         tmp_path,
@@ -47,6 +54,9 @@ def test_a_comment_just_before_a_block_is_its_mark(tmp_path: Path) -> None:
         ("text\n\n<!-- not run: a -->\n", "page.md:3: the mark 'not run' stands before no code"),
         ("<!-- serves -->\n```yaml\nls\n```\n", "page.md:2: the mark 'serves' stands before 'yaml'"),
         ("```sh\nls\n```\n", "page.md:1: a code block 'sh' is not run"),
+        ("```Shell x\nls\n```\n", "page.md:1: a code block 'shell' is not run"),
+        ("```bash,x\nls\n```\n", "page.md:1: a code block 'bash,x' is not run"),
+        ("``` {.bash}\nls\n```\n", "page.md:1: a code block '{.bash}' is not run"),
         ("```\nls\n```\n", "page.md:1: a code block '' is not run"),
         ("text\n\n    ls\n", "page.md:3: a code block '' is not run"),
         ("<!-- shows -->\n```json\n{}\n```\n", "page.md:2: 'shows' is for one json or text block"),

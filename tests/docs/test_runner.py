@@ -53,6 +53,14 @@ def test_a_failing_block_fails_with_page_line_block_status_and_output(page_run: 
     assert message.endswith("--- its output\nsaid\ncried")
 
 
+def test_of_much_output_the_end_is_shown(page_run: PageRun, tmp_path: Path) -> None:
+    with pytest.raises(BlockFailed) as failed:
+        run_all(page_run, tmp_path, "```bash\nhead -c 100000 /dev/zero | tr '\\0' a; echo the end; false\n```\n")
+    output = str(failed.value).partition("--- its output\n")[2]
+    assert output.endswith("a" * 3900 + "the end")
+    assert len(output) <= 4000
+
+
 @pytest.mark.parametrize("text", ["false | true", "echo $not_set"])
 def test_blocks_run_strictly(page_run: PageRun, tmp_path: Path, text: str) -> None:
     with pytest.raises(BlockFailed):
@@ -167,3 +175,10 @@ def test_output_is_compared_loosely(language: str, shown: str, printed: str) -> 
 )
 def test_a_difference_is_named(language: str, shown: str, printed: str, difference: str) -> None:
     assert (compare(language, shown, printed) or "").startswith(difference)
+
+
+def test_a_long_line_is_compared_with_many_ellipses_in_no_time() -> None:
+    start = time.process_time()
+    assert compare("text", "… a … 1 … a … 1 … a … b", "a 1 " * 5000)
+    assert compare("text", "a … 1 … a … 1 …", "a 1 " * 5000) is None
+    assert time.process_time() - start < 2
