@@ -156,7 +156,7 @@ def _begin_long_batch(running: Container) -> "Future[httpx.Response]":
     while not re.search(r"^batchserve_window_releases_total\{.*\} [1-9]", _metrics(running), re.MULTILINE):
         assert time.monotonic() < deadline, "the batch did not begin"
         time.sleep(0.05)
-    assert not answer.done()
+    assert not answer.done(), f"it has ended already: {answer.result().text[:2000]}\n{running.log[-2000:]}"
     return answer
 
 
