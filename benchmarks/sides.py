@@ -23,7 +23,7 @@ STOP_S = 40
 
 
 class Service:
-    """A running ``batchserve serve``, and a client for it.
+    """A running service of ``benchmarks.host``, and a client for it.
 
     Attributes:
         info: what ``GET /info`` says of it.
