@@ -11,7 +11,7 @@ from pathlib import Path
 
 from fastapi import FastAPI
 
-from app.api import docs, errors
+from app.api import docs, errors, v1
 from app.api.edge import Edge
 from app.api.routes import router
 from app.api.service import Service
@@ -67,6 +67,7 @@ def create_app(settings: Settings | None = None, backend: Backend | None = None)
     )
     app.state.service = service
     app.include_router(router)
+    app.include_router(v1.router)
     docs.install(app)
     errors.install(app)
     app.add_middleware(
@@ -87,7 +88,10 @@ def backend_args(settings: Settings) -> BackendArgs:
     """
     _check_model(settings.model)
     own = {
-        "vllm_offline": {"vllm_config": settings.vllm_config, "engine_process": settings.engine_process},
+        "vllm_offline": {
+            name: getattr(settings, name)
+            for name in ("vllm_config", "engine_process", "tool_call_parser", "reasoning_parser")
+        },
         "fake": settings.fake_config,
     }.get(settings.backend, {})
     asked = {"request_format": settings.request_format} if "request_format" in settings.model_fields_set else {}

@@ -41,11 +41,15 @@ class Resolved:
         prompt_token_ids: the whole prompt, special tokens included.
         params: the backend's own sampling object, fresh for this request.
         sampling: the settings that are in effect, as plain values, for the answer.
+        origin: what the backend needs again to shape an OpenAI answer; None for a ``/generate`` body.
+        cache_salt: shares cached prompts with this salt alone; None: with those without one.
     """
 
     prompt_token_ids: list[int]
     params: Any
     sampling: dict[str, Any]
+    origin: Any = None
+    cache_salt: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,17 +66,37 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """All that an engine gave for one request."""
+    """All that an engine gave for one request.
+
+    Attributes:
+        raw: the backend's own output, where an OpenAI answer will be shaped from it.
+    """
 
     outputs: list[Output]
     prompt_logprobs: list[dict[str, Any] | None] | None
     cached_tokens: int | None
     stats: EngineStats | None
+    raw: Any = None
 
     @property
     def completion_tokens(self) -> int:
         """Generated tokens of all outputs, counted from the engine's ids."""
         return sum(len(output.token_ids) for output in self.outputs)
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerHead:
+    """What an OpenAI answer begins with.
+
+    Attributes:
+        id: such as ``cmpl-…``.
+        created: when the call came, in Unix seconds.
+        model: the served model's name.
+    """
+
+    id: str
+    created: int
+    model: str
 
 
 @dataclass(slots=True, eq=False)

@@ -66,6 +66,12 @@ class Settings(BaseSettings):
         min_length=1,
         description="`plain`, `default-template`, a template file, or an inline Jinja2 template.",
     )
+    tool_call_parser: str | None = Field(
+        None, min_length=1, description="vLLM's parser for the tool calls of this model; none: tools are refused."
+    )
+    reasoning_parser: str | None = Field(
+        None, min_length=1, description="vLLM's parser for the reasoning of this model; none: it stays in the text."
+    )
     image_placeholder: str = Field("<image>", min_length=1, description="Marks an image in `plain` text.")
     audio_placeholder: str = Field("<|audio|>", min_length=1, description="Marks an audio in `plain` text.")
     default_max_tokens: int = Field(256, ge=1, description="Tokens to generate when the request does not say.")

@@ -50,6 +50,8 @@ def test_the_defaults_are_those_of_the_documentation() -> None:
         "vllm_config": {},
         "fake_config": {},
         "request_format": "default-template",
+        "tool_call_parser": None,
+        "reasoning_parser": None,
         "image_placeholder": "<image>",
         "audio_placeholder": "<|audio|>",
         "default_max_tokens": 256,

@@ -17,7 +17,22 @@ from pydantic_core import core_schema
 
 from app.api import examples
 from app.api.edge import OPEN_PATHS
-from app.api.schemas import BatchLine, BatchRequest, BatchResponse, ErrorBody, GenerateResponse, Health, Info
+from app.api.schemas import (
+    BatchLine,
+    BatchRequest,
+    BatchResponse,
+    ChatCompletion,
+    ChatCompletionChunk,
+    Completion,
+    CompletionChunk,
+    ErrorBody,
+    GenerateResponse,
+    Health,
+    Info,
+    Model,
+    ModelList,
+)
+from app.prompts.openai import ChatCompletionRequest, CompletionRequest
 from app.prompts.sampling import MAX_SEED, MAX_TOKENS
 from app.prompts.spec import GenerateRequest
 
@@ -25,7 +40,22 @@ ASSETS = "/docs/assets"
 REF = "#/components/schemas/{model}"
 HEADER_REF = "#/components/headers/{name}"
 BODIES: tuple[type[BaseModel], ...] = (GenerateRequest, BatchRequest)
-ANSWERS: tuple[type[BaseModel], ...] = (GenerateResponse, BatchResponse, BatchLine, Health, Info, ErrorBody)
+OPEN_BODIES: tuple[type[BaseModel], ...] = (CompletionRequest, ChatCompletionRequest)
+"""Those whose unknown fields are ignored."""
+ANSWERS: tuple[type[BaseModel], ...] = (
+    GenerateResponse,
+    BatchResponse,
+    BatchLine,
+    Health,
+    Info,
+    ErrorBody,
+    ModelList,
+    Model,
+    Completion,
+    CompletionChunk,
+    ChatCompletion,
+    ChatCompletionChunk,
+)
 
 DESCRIPTION = """{summary}
 
@@ -35,12 +65,17 @@ sane (1 to 128 letters, digits and `._:/+=@-`), else a new one. Answers may gain
 you do not know.
 """
 TAGS = [
+    {"name": "openai", "description": "OpenAI's routes, over the same windows: for clients that know these."},
     {"name": "work", "description": "Generation: one request, or a list of them."},
     {"name": "state", "description": "What the service is, and how it does."},
 ]
+OPENAI_ANSWER = """One choice for each prompt and output. With `stream` the same comes as server-sent events (chunks,
+then `[DONE]`) once the text is there, with a comment line after each 10 seconds until then. What fails in the first 10
+seconds has its status; what fails later is an event with an `ErrorBody`, after which no `[DONE]` comes."""
 HEADERS = {
     "x-request-id": ("Id of this call; the lines of the service's log carry it.", {"type": "string"}),
     "retry-after": ("Seconds after which it is worth trying again.", {"type": "integer"}),
+    "x-ignored-fields": ("Fields of the body that nothing here knows.", {"type": "string"}),
     "www-authenticate": ("The scheme that is asked for: `Bearer`.", {"type": "string"}),
 }
 HEADERS_OF = {401: ("www-authenticate",), 429: ("retry-after",), 503: ("retry-after",)}
@@ -102,6 +137,21 @@ def answer(
     return {"model": model, "description": description, "content": content}
 
 
+def openai_answer(
+    model: type[BaseModel], named: dict[str, examples.Example], chunk: type[BaseModel], events: dict[str, Any]
+) -> dict[str, Any]:
+    """A 200 of a route that streams as well: the schema of a stream is that of one event's data."""
+    stream = {"schema": {"$ref": REF.format(model=chunk.__name__)}, "examples": events}
+    return answer(model, OPENAI_ANSWER, named, **{"text/event-stream": stream}) | {"headers": {"x-ignored-fields": {}}}
+
+
+def path_parameter(name: str, description: str) -> dict[str, Any]:
+    """The ``openapi_extra`` of a route that reads a part of its path itself."""
+    schema = {"type": "string"}
+    parameter = {"name": name, "in": "path", "required": True, "description": description, "schema": schema}
+    return {"parameters": [parameter]}
+
+
 def install(app: FastAPI) -> None:
     """Serve the page's assets and write the document."""
     folder = Path(fastapi_offline.__file__).parent / "static"
@@ -146,17 +196,17 @@ def _written(app: FastAPI) -> dict[str, Any]:
     for route in app.routes:
         if isinstance(route, APIRoute) and route.include_in_schema:
             for method in route.methods:
-                _complete(document["paths"][route.path][method.lower()], route)
+                _complete(document["paths"][route.path_format][method.lower()], route)
     return document
 
 
 def _schemas() -> dict[str, Any]:
-    """Bodies closed, as unknown fields are refused; answers open, as they may gain fields."""
-    answers = _schemas_of(ANSWERS)
-    for schema in answers.values():
-        if schema.get("additionalProperties") is False:
+    """Bodies closed, where unknown fields are refused; answers open, as they may gain fields."""
+    bodies, answers = _schemas_of(BODIES + OPEN_BODIES), _schemas_of(ANSWERS)
+    for schema in (*answers.values(), *(bodies[model.__name__] for model in OPEN_BODIES)):
+        if schema.get("additionalProperties") in (False, True):
             del schema["additionalProperties"]
-    return dict(sorted({**_schemas_of(BODIES), **answers}.items()))
+    return dict(sorted({**bodies, **answers}.items()))
 
 
 def _schemas_of(models: Sequence[type[BaseModel]]) -> dict[str, Any]:
@@ -170,11 +220,10 @@ def _complete(operation: dict[str, Any], route: APIRoute) -> None:
     """The key, the headers of the answers, and the examples as they are: FastAPI leaves out what is null in them."""
     if route.path not in OPEN_PATHS:
         operation["security"] = [{"bearer": []}, {}]  # the empty one: a service without keys asks for none
-    if route.openapi_extra:
-        operation["requestBody"] = route.openapi_extra["requestBody"]
+    operation |= route.openapi_extra or {}
     for status, given in route.responses.items():
         response = operation["responses"][str(status)]
-        names = ("x-request-id", *HEADERS_OF.get(int(status), ()))
+        names = ("x-request-id", *given.get("headers", ()), *HEADERS_OF.get(int(status), ()))
         response["headers"] = {name: {"$ref": HEADER_REF.format(name=name)} for name in names}
         for media_type, content in given["content"].items():
             response["content"][media_type]["examples"] = content["examples"]

@@ -46,6 +46,7 @@ ON_GENERATE: tuple[type[ServiceError], ...] = (
     GenerationFailed,
     QueueTimeout,
 )
+ON_MODEL: tuple[type[ServiceError], ...] = (*WITH_KEY, ModelNotFound)
 
 
 def error_response(error: ServiceError) -> Response:

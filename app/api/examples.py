@@ -25,11 +25,12 @@ Example = dict[str, Any]
 """An example object of OpenAPI: ``summary`` and ``value``."""
 
 
-def _named(**values: tuple[str, Any]) -> dict[str, Example]:
+def named(**values: tuple[str, Any]) -> dict[str, Example]:
+    """Examples by name, of summary and value each."""
     return {name: {"summary": summary, "value": value} for name, (summary, value) in values.items()}
 
 
-GENERATE_BODIES = _named(
+GENERATE_BODIES = named(
     messages=(
         "A conversation; the model's chat template makes it text.",
         {
@@ -53,7 +54,7 @@ GENERATE_BODIES = _named(
     ),
 )
 
-BATCH_BODIES = _named(
+BATCH_BODIES = named(
     two_rows=(
         "Two requests, the second of which is wrong.",
         {
@@ -261,11 +262,11 @@ _BATCH: dict[str, Any] = {
     ],
 }
 
-GENERATE_ANSWERS = _named(messages=("What the first body got.", _ANSWER))
+GENERATE_ANSWERS = named(messages=("What the first body got.", _ANSWER))
 
-BATCH_ANSWERS = _named(two_rows=("The first row succeeded, the second failed.", _BATCH))
+BATCH_ANSWERS = named(two_rows=("The first row succeeded, the second failed.", _BATCH))
 
-BATCH_LINES = _named(
+BATCH_LINES = named(
     row=("A line for each row, as soon as it is finished.", _BATCH["results"][0]),
     failed_row=("A row that failed.", _BATCH["results"][1]),
     last_line=("The last line: the rest of the answer.", {k: v for k, v in _BATCH.items() if k != "results"}),
@@ -273,7 +274,7 @@ BATCH_LINES = _named(
 """Of the answer in lines: each example is one line."""
 
 STATES = {
-    state: _named(**{state: (summary, {"status": state})})
+    state: named(**{state: (summary, {"status": state})})
     for state, summary in (("ready", "Work is taken."), ("loading", "The model still loads."))
 }
 
@@ -345,9 +346,9 @@ _INFO = {
     "versions": {"batchserve": "0.1.0", "vllm": "0.32.0", "torch": "2.13.0+cpu", "transformers": "5.19.0"},
 }
 
-INFO = _named(embedded=("The embedded model on a CPU, with default settings.", _INFO))
+INFO = named(embedded=("The embedded model on a CPU, with default settings.", _INFO))
 
-METRICS = _named(
+METRICS = named(
     tokens=(
         "A few lines of many.",
         """# HELP batchserve_tokens_total Tokens of answered requests, by kind.

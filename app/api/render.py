@@ -62,15 +62,9 @@ class JsonResponse(Response):
 
 def generate_answer(answer: Answer, body: GenerateRequest, model: str, metrics: Metrics) -> dict[str, Any]:
     """The `/generate` answer as plain values; counts tokens and times on the way."""
-    request, generation, window = answer.request, answer.generation, answer.window
+    request, generation = answer.request, answer.generation
     completion_tokens = generation.completion_tokens
-    times = timings.render(
-        request.stamps,
-        generation.stats,
-        offset=timings.wall_offset() if window is None else window.offset,
-        total_tokens=completion_tokens,
-    )
-    _count(metrics, times, request.prompt_tokens, completion_tokens, generation.cached_tokens)
+    times = _times(answer, metrics)
     return {
         "id": request.id,
         "request_id": body.request_id,
@@ -96,8 +90,48 @@ def generate_answer(answer: Answer, body: GenerateRequest, model: str, metrics: 
         },
         "sampling": request.resolved.sampling,
         "timings": times,
-        "window": None if window is None else window.describe(answer.position),
+        "window": _window(answer),
     }
+
+
+VLLM_METRICS = {
+    "time_to_first_token_ms": "prefill_ms",
+    "queue_time_ms": "engine_queue_ms",
+    "generation_time_ms": "decode_ms",
+    "mean_itl_ms": "itl_ms",
+    "tokens_per_second": "tokens_per_s",
+}
+"""What vLLM's server says of a request, under its names, and which timing that is; its TTFT begins with scheduling."""
+
+
+def openai_metrics(answers: Sequence[Answer], metrics: Metrics) -> dict[str, Any]:
+    """The `metrics` of an OpenAI answer: the first prompt's; with several, all of them under `requests`."""
+    each = [_openai_metrics(answer, metrics) for answer in answers]
+    return each[0] if len(each) == 1 else {**each[0], "requests": each}
+
+
+def _openai_metrics(answer: Answer, metrics: Metrics) -> dict[str, Any]:
+    """vLLM's, which say nothing of several outputs; and the service's own."""
+    times, is_one = _times(answer, metrics), len(answer.generation.outputs) == 1
+    vllm = {name: times[timing] if is_one else None for name, timing in VLLM_METRICS.items()}
+    return {**vllm, "timings": times, "window": _window(answer)}
+
+
+def _window(answer: Answer) -> dict[str, Any] | None:
+    return None if answer.window is None else answer.window.describe(answer.position)
+
+
+def _times(answer: Answer, metrics: Metrics) -> dict[str, Any]:
+    """The timings of a request, which is counted with them."""
+    request, generation, window = answer.request, answer.generation, answer.window
+    times = timings.render(
+        request.stamps,
+        generation.stats,
+        offset=timings.wall_offset() if window is None else window.offset,
+        total_tokens=generation.completion_tokens,
+    )
+    _count(metrics, times, request.prompt_tokens, generation.completion_tokens, generation.cached_tokens)
+    return times
 
 
 def _count(metrics: Metrics, times: dict[str, Any], prompt: int, completion: int, cached: int | None) -> None:
@@ -153,11 +187,16 @@ def encode(value: Any) -> bytes:
 
 
 async def encode_answer(value: dict[str, Any]) -> bytes:
+    """The same for a `/generate` answer or a row of a batch, which may be large."""
+    return await encode_off_loop(value, _logprob_entries(value))
+
+
+async def encode_off_loop(value: dict[str, Any], logprob_entries: int) -> bytes:
     """The same without holding the event loop over a large answer.
 
     ``iterencode`` is the standard library's encoder in Python, in which other threads get their turn.
     """
-    if _logprob_entries(value) < LARGE_LOGPROBS:
+    if logprob_entries < LARGE_LOGPROBS:
         return encode(value)
     return await asyncio.to_thread(lambda: "".join(_ENCODER.iterencode(value)).encode())
 

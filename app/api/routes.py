@@ -37,7 +37,7 @@ async def get_service(request: Request) -> Service:
 ServiceDep = Annotated[Service, Depends(get_service)]
 
 
-async def _read(request: Request, service: Service) -> bytes:
+async def read(request: Request, service: Service) -> bytes:
     """The body; read even when the service takes no work, so that the caller gets to see the refusal."""
     body = await read_body(request, service.settings.max_body_bytes)
     if (refusal := service.lifecycle.refusal()) is not None:
@@ -58,7 +58,7 @@ async def _read(request: Request, service: Service) -> bytes:
 )
 async def generate(request: Request, service: ServiceDep) -> Response:
     """One prompt; waits for a window, and answers with the texts and with this request's own timings."""
-    body = await service.parser.parse(await _read(request, service), generate_body)
+    body = await service.parser.parse(await read(request, service), generate_body)
     answer = await unless_gone(_generate(service, body, request.state.call), request.receive)
     return render.JsonResponse(answer)
 
@@ -88,7 +88,7 @@ async def run_batch(request: Request, service: ServiceDep) -> Response:
     Only what is no batch at all is refused whole. Once it is admitted, every failure is a row's: 404, 504 and
     `generation_failed` then stand in that row's `status` and `error`, and the answer is a 200.
     """
-    raw, settings = await _read(request, service), service.settings
+    raw, settings = await read(request, service), service.settings
     limits = settings.max_batch_requests, settings.max_body_bytes
     body = await service.parser.parse(raw, lambda value: batch_body(value, *limits))
     started = await unless_gone(batch.start(service, body, request.state.call), request.receive)

@@ -324,3 +324,216 @@ class Info(Wire):
     )
     limits: Limits = Field(description="How much the service takes, in requests, tokens, bytes and milliseconds.")
     versions: dict[str, str | None] = Field(description="Versions by package; `null` for one that is not installed.")
+
+
+class OpenWire(BaseModel):
+    """An answer in OpenAI's shape: vLLM may add fields to it."""
+
+    model_config = ConfigDict(extra="allow", protected_namespaces=())
+
+
+class Model(OpenWire):
+    """A model that is served."""
+
+    id: str = Field(description=MODEL_NAME)
+    object: Literal["model"] = Field(description="Always `model`.")
+    created: int = Field(description="When the service was started, in Unix seconds.")
+    owned_by: str = Field(description="Always `batchserve`.")
+    root: str | None = Field(None, description="What the model was loaded from: the setting `model`.")
+    parent: str | None = Field(None, description="Always `null`.")
+    max_model_len: int | None = Field(
+        None, description="Context of the model in tokens, prompt and answer together; `null` until loaded."
+    )
+
+
+class ModelList(OpenWire):
+    """The models that are served: one."""
+
+    object: Literal["list"] = Field(description="Always `list`.")
+    data: list[Model] = Field(description="The models.")
+
+
+class OneMetrics(OpenWire):
+    """How one prompt went. The first five are vLLM's, with its meanings; `null` with `n` above 1."""
+
+    time_to_first_token_ms: float | None = Field(
+        description="first_token - scheduled, in milliseconds: `timings.prefill_ms`. What the caller would have felt "
+        "is `timings.ttft_ms`."
+    )
+    queue_time_ms: float | None = Field(
+        description="scheduled - queued in vLLM, in milliseconds: `timings.engine_queue_ms`."
+    )
+    generation_time_ms: float | None = Field(
+        description="last_token - first_token, in milliseconds: `timings.decode_ms`."
+    )
+    mean_itl_ms: float | None = Field(description="The same for each token but the first, in milliseconds a token.")
+    tokens_per_second: float | None = Field(
+        description="Generated tokens / (last_token - scheduled), in tokens per second."
+    )
+    timings: Timings = Field(description="When the prompt passed which point, and how long each part took.")
+    window: WindowInfo | None = Field(description="The window that it ran in; `null` where there is none.")
+
+
+class Metrics(OneMetrics):
+    """How the call went: of several prompts the first, and all of them under `requests`."""
+
+    requests: list[OneMetrics] | None = Field(None, description="One for each prompt, where there are several.")
+
+
+class TokensDetails(OpenWire):
+    """Of the prompt's tokens."""
+
+    cached_tokens: int | None = Field(None, description="Prompt tokens taken from the prefix cache.")
+
+
+class OpenAIUsage(OpenWire):
+    """Tokens, counted from the engine's ids."""
+
+    prompt_tokens: int = Field(description="Length of all prompts in tokens.")
+    completion_tokens: int = Field(description="Generated tokens, of all choices.")
+    total_tokens: int = Field(description="`prompt_tokens` + `completion_tokens`, in tokens.")
+    prompt_tokens_details: TokensDetails | None = Field(None, description="Of the prompt's tokens.")
+
+
+STOP_REASON = "The stop string or stop token id that ended it; `null` for end-of-sequence and `length`."
+FINISH_REASON = "Why it ended: `stop`, `length` or `tool_calls`; `null` in a chunk before the last one."
+TOKEN_IDS = "Ids of the generated tokens; `null` without `return_token_ids`."
+
+
+class CompletionLogprobs(OpenWire):
+    """Logprobs of a text's tokens, an entry each in every list; minus infinity is -9999."""
+
+    tokens: list[str] = Field(description="The tokens.")
+    token_logprobs: list[float | None] = Field(description="Natural logarithm of each one's probability.")
+    top_logprobs: list[dict[str, float] | None] = Field(description="The likeliest tokens there, and the token itself.")
+    text_offset: list[int] = Field(description="Where each token begins, in characters.")
+
+
+class CompletionChoice(OpenWire):
+    """One generated text."""
+
+    index: int = Field(description="Place among the choices, from 0: the first prompt's `n`, then the second's.")
+    text: str = Field(description="The generated text; behind the prompt with `echo`.")
+    finish_reason: str | None = Field(description=FINISH_REASON)
+    stop_reason: int | str | None = Field(None, description=STOP_REASON)
+    logprobs: CompletionLogprobs | None = Field(None, description="Its logprobs; `null` without `logprobs`.")
+    token_ids: list[int] | None = Field(None, description=TOKEN_IDS)
+    prompt_token_ids: list[int] | None = Field(
+        None, description="Ids of the prompt's tokens; `null` without `return_token_ids`."
+    )
+
+
+class OpenAIAnswer(OpenWire):
+    """What all answers have."""
+
+    id: str = Field(description="Id of this answer: the caller's label, or the call's `x-request-id`, in it.")
+    created: int = Field(description=CREATED)
+    model: str = Field(description=MODEL_NAME)
+    system_fingerprint: str | None = Field(None, description="vLLM's version, and a digest of its configuration.")
+
+
+class Completion(OpenAIAnswer):
+    """The answer to prompts."""
+
+    object: Literal["text_completion"] = Field(description="Always `text_completion`.")
+    choices: list[CompletionChoice] = Field(description="The texts.")
+    usage: OpenAIUsage = Field(description="How many tokens it took.")
+    metrics: Metrics = Field(description="How the call went.")
+
+
+class CompletionChunk(OpenAIAnswer):
+    """The data of one event: a part of a `Completion`. The last event's data is `[DONE]`, or an `ErrorBody`."""
+
+    object: Literal["text_completion"] = Field(description="Always `text_completion`.")
+    choices: list[CompletionChoice] = Field(description="Parts of the texts; none in a chunk of usage.")
+    usage: OpenAIUsage | None = Field(None, description="Tokens, where they were asked for.")
+    metrics: Metrics | None = Field(None, description="How the call went; in the last chunk.")
+
+
+class TokenOfChat(OpenWire):
+    """A token with its logprob; minus infinity is -9999."""
+
+    token: str = Field(description="The token.")
+    logprob: float | None = Field(description="Natural logarithm of its probability.")
+    bytes: list[int] | None = Field(None, description="Its bytes in UTF-8.")
+
+
+class GeneratedTokenOfChat(TokenOfChat):
+    """A token that was generated, and the likeliest ones there."""
+
+    top_logprobs: list[TokenOfChat] = Field(description="The likeliest tokens at this position.")
+
+
+class ChatLogprobs(OpenWire):
+    """Logprobs of a message's tokens."""
+
+    content: list[GeneratedTokenOfChat] | None = Field(description="One entry for each generated token.")
+
+
+class CalledFunction(OpenWire):
+    """The call of a function."""
+
+    name: str | None = Field(None, description="Its name.")
+    arguments: str | None = Field(None, description="Its arguments, as JSON text.")
+
+
+class ToolCall(OpenWire):
+    """The use of a tool."""
+
+    index: int | None = Field(None, description="Place among the calls; in chunks alone.")
+    id: str | None = Field(None, description="Id of the call.")
+    type: Literal["function"] | None = Field(None, description="Always `function`.")
+    function: CalledFunction | None = Field(None, description="The call.")
+
+
+class AnswerMessage(OpenWire):
+    """The message that the model gave, or a part of it."""
+
+    role: str | None = Field(None, description="Always `assistant`, but for a message that was gone on with.")
+    content: str | None = Field(None, description="The text.")
+    reasoning: str | None = Field(None, description="The reasoning, where the setting `reasoning_parser` finds it.")
+    tool_calls: list[ToolCall] | None = Field(None, description="The tools it uses.")
+
+
+class ChatChoice(OpenWire):
+    """One generated message."""
+
+    index: int = Field(description="Place among the choices, from 0.")
+    message: AnswerMessage = Field(description="The message.")
+    finish_reason: str | None = Field(description=FINISH_REASON)
+    stop_reason: int | str | None = Field(None, description=STOP_REASON)
+    logprobs: ChatLogprobs | None = Field(None, description="Its logprobs; `null` without `logprobs`.")
+    token_ids: list[int] | None = Field(None, description=TOKEN_IDS)
+
+
+class ChatChunkChoice(OpenWire):
+    """A part of a message."""
+
+    index: int = Field(description="Place among the choices, from 0.")
+    delta: AnswerMessage = Field(description="What comes to the message.")
+    finish_reason: str | None = Field(description=FINISH_REASON)
+    stop_reason: int | str | None = Field(None, description=STOP_REASON)
+    logprobs: ChatLogprobs | None = Field(None, description="Its logprobs; `null` without `logprobs`.")
+    token_ids: list[int] | None = Field(None, description=TOKEN_IDS)
+
+
+class ChatCompletion(OpenAIAnswer):
+    """The answer to a conversation."""
+
+    object: Literal["chat.completion"] = Field(description="Always `chat.completion`.")
+    choices: list[ChatChoice] = Field(description="The messages.")
+    usage: OpenAIUsage = Field(description="How many tokens it took.")
+    metrics: Metrics = Field(description="How the call went.")
+    prompt_token_ids: list[int] | None = Field(
+        None, description="Ids of the prompt's tokens; `null` without `return_token_ids`."
+    )
+    prompt_text: str | None = Field(None, description="The rendered conversation; `null` without `return_prompt_text`.")
+
+
+class ChatCompletionChunk(OpenAIAnswer):
+    """The data of one event: a part of a `ChatCompletion`. The last event's data is `[DONE]`, or an `ErrorBody`."""
+
+    object: Literal["chat.completion.chunk"] = Field(description="Always `chat.completion.chunk`.")
+    choices: list[ChatChunkChoice] = Field(description="Parts of the messages; none in a chunk of usage.")
+    usage: OpenAIUsage | None = Field(None, description="Tokens, where they were asked for.")
+    metrics: Metrics | None = Field(None, description="How the call went; in the last chunk.")

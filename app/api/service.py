@@ -1,5 +1,6 @@
 """The parts of a running service, made by ``create_app`` and handed to the routes."""
 
+import time
 from dataclasses import dataclass, field
 
 from app.api.jsonbody import Parser
@@ -16,6 +17,7 @@ class Service:
 
     Attributes:
         parser: decodes bodies.
+        created: when the service was put together, in Unix seconds.
     """
 
     settings: Settings
@@ -24,3 +26,4 @@ class Service:
     lifecycle: Lifecycle
     metrics: Metrics
     parser: Parser = field(default_factory=Parser)
+    created: int = field(default_factory=lambda: int(time.time()))

@@ -9,7 +9,7 @@ from starlette.types import Receive
 
 from app.api.service import Service
 from app.errors import ServiceError
-from app.prompts.spec import GenerateRequest
+from app.prompts.openai import Work
 from app.request import Answer, Call, Request, Resolved
 from app.timings import Stamps
 
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 async def submit(
-    service: Service, bodies: Sequence[GenerateRequest], call: Call
+    service: Service, bodies: Sequence[Work], call: Call, *, is_whole: bool = False
 ) -> "list[asyncio.Future[Answer] | ServiceError]":
     """Admit all bodies that can be resolved; for each its future, or the error it gets.
 
@@ -28,9 +28,10 @@ async def submit(
         service: the running service.
         bodies: validated bodies.
         call: what they came with.
+        is_whole: one that cannot be resolved is the failure of all: none is admitted.
 
     Raises:
-        ServiceError: none of them is taken: the queue is full, or the service takes no work.
+        ServiceError: none of them is taken: the queue is full, the service takes no work, or one of a whole is wrong.
     """
     with service.batcher.reserve(sum(body.places for body in bodies)) as reservation:
         try:
@@ -38,6 +39,8 @@ async def submit(
         except asyncio.CancelledError:
             service.metrics.disconnected.inc(len(bodies))
             raise
+        if is_whole and (error := next((item for item in resolved if isinstance(item, ServiceError)), None)):
+            raise error
         entries = [
             item if isinstance(item, ServiceError) else _request(service, body, item, call.received)
             for body, item in zip(bodies, resolved, strict=True)
@@ -47,15 +50,15 @@ async def submit(
     return [entry.future if isinstance(entry, Request) else entry for entry in entries]
 
 
-async def _resolve(service: Service, bodies: Sequence[GenerateRequest]) -> list[Resolved | ServiceError]:
+async def _resolve(service: Service, bodies: Sequence[Work]) -> list[Resolved | ServiceError]:
     resolved: list[Resolved | ServiceError] = []
     for chunk in _chunks(bodies):
         resolved += await service.backend.resolve(chunk)
     return resolved
 
 
-def _chunks(bodies: Sequence[GenerateRequest]) -> Iterator[list[GenerateRequest]]:
-    chunk: list[GenerateRequest] = []
+def _chunks(bodies: Sequence[Work]) -> Iterator[list[Work]]:
+    chunk: list[Work] = []
     chars = 0
     for body in bodies:
         if len(chunk) == RESOLVE_CHUNK or (chunk and chars + body.chars > RESOLVE_CHUNK_CHARS):
@@ -67,7 +70,7 @@ def _chunks(bodies: Sequence[GenerateRequest]) -> Iterator[list[GenerateRequest]
         yield chunk
 
 
-def _request(service: Service, body: GenerateRequest, resolved: Resolved, received: float) -> Request:
+def _request(service: Service, body: Work, resolved: Resolved, received: float) -> Request:
     limits = [limit for limit in (body.queue_timeout_s, service.settings.queue_timeout_s) if limit is not None]
     return Request(
         resolved=resolved,

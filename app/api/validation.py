@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from app.errors import InvalidRequest, RequestTooLarge
+from app.prompts.openai import OpenAIBody, ignored, refusal
 from app.prompts.spec import MAX_LABEL_CHARS, BatchDefaults, GenerateRequest
 from app.prompts.strict import unknown
 
@@ -79,6 +80,33 @@ def batch_body(value: Any, max_requests: int, max_bytes: int) -> BatchBody:
         if not isinstance(item, dict):
             raise InvalidRequest(f"must be a JSON object, not {_kind(item)}", param=f"requests.{index}")
     return BatchBody([_row(defaults, item) for item in requests], label)
+
+
+@dataclass(frozen=True, slots=True)
+class OpenAIParsed:
+    """A body of one of OpenAI's routes.
+
+    Attributes:
+        ignored: names of fields that nothing here knows.
+    """
+
+    body: OpenAIBody
+    ignored: list[str]
+
+
+def openai_body(value: Any, model: type[OpenAIBody]) -> OpenAIParsed:
+    """A body of one of OpenAI's routes, without the fields that have no effect.
+
+    Raises:
+        InvalidRequest: with the path of the field at fault, or the name of one that cannot be honoured.
+    """
+    if not isinstance(value, dict):
+        raise InvalidRequest(f"the body must be a JSON object, not {_kind(value)}")
+    for name, item in value.items():
+        if (reason := refusal(name, item)) is not None:
+            raise InvalidRequest(reason, param=name)
+    known = {name: item for name, item in value.items() if name in model.field_names()}
+    return OpenAIParsed(_validate(model, known), ignored(value, model))
 
 
 def _defaults(value: Any) -> dict[str, Any]:

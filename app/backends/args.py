@@ -44,11 +44,15 @@ class VLLMOfflineArgs(BackendArgs):
         engine_process: ``inline`` keeps the engine core in this process, ``separate`` in a child;
             ``auto`` is inline on a CPU with one worker.
         vllm_config: passed through to vLLM's ``EngineArgs``.
+        tool_call_parser: vLLM's parser for the tool calls of this model; None: tools are refused.
+        reasoning_parser: vLLM's parser for the reasoning of this model.
     """
 
     kind: Literal["vllm_offline"] = "vllm_offline"
     engine_process: Literal["auto", "inline", "separate"] = "auto"
     vllm_config: dict[str, Any] = Field(default_factory=dict)
+    tool_call_parser: str | None = None
+    reasoning_parser: str | None = None
 
     @field_validator("vllm_config")
     @classmethod

@@ -4,21 +4,25 @@ Everything here runs on the resolver's thread with a tokenizer of its own: a fas
 threads use at once fails with "Already borrowed".
 """
 
+import contextlib
 import copy
 import inspect
 import logging
 import re
 from abc import abstractmethod
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from app.backends.args import BackendArgs
+from app.backends.args import BackendArgs, VLLMOfflineArgs
+from app.backends.openai import AnswerSide, Origin, RequestSide, asked_max_tokens
 from app.backends.registry import Backend
 from app.errors import InvalidRequest, StartError
 from app.prompts import bounds
+from app.prompts.openai import ChatCompletionRequest, OpenAIBody, OpenAIPrompt, Work
 from app.prompts.sampling import SamplingFields
 from app.prompts.spec import ChatMessage, GenerateRequest
 from app.prompts.templates import RequestFormat, join_plain, load_request_format
-from app.request import Resolved
+from app.request import Answer, AnswerHead, Resolved
 
 logger = logging.getLogger(__name__)
 
@@ -83,6 +87,9 @@ class VLLMBackendBase(Backend):
         """Take over the configuration of the built engine: it may have lowered the context."""
         self._vllm_config = vllm_config
         self._model_config = vllm_config.model_config
+        assert isinstance(self.args, VLLMOfflineArgs)
+        self._requests = RequestSide(vllm_config, self._tokenizer, self.args)
+        self._answers = AnswerSide(vllm_config, copy.deepcopy(self._tokenizer), self.args)
 
     def _find_template(self) -> str | None:
         from vllm.renderers.hf import resolve_chat_template
@@ -112,7 +119,7 @@ class VLLMBackendBase(Backend):
     def bos_repeats(self) -> tuple[int, int]:
         """How many BOS tokens a user's message and a text begin with, before those too many are dropped."""
         trial = GenerateRequest(messages=[ChatMessage(role="user", content="Hello")])
-        text = "Hello" if self._format.kind == "plain" else self._render(trial, trial.messages or [])
+        text, _ = self._conversation(trial.messages or [], self._template_arguments(trial), "messages")
         chat = self._tokenizer.encode(text, add_special_tokens=self._format.kind == "plain")
         return self._leading_bos(chat), self._leading_bos(self._tokenizer.encode("Hello", add_special_tokens=True))
 
@@ -120,15 +127,53 @@ class VLLMBackendBase(Backend):
         bos = self._tokenizer.bos_token_id
         return next((count for count, token in enumerate(ids) if bos is None or token != bos), len(ids))
 
-    def _resolve(self, body: GenerateRequest) -> Resolved:
+    def _resolve(self, body: Work) -> Resolved:
+        return self._resolve_openai(body) if isinstance(body, OpenAIPrompt) else self._resolve_generate(body)
+
+    def _resolve_generate(self, body: GenerateRequest) -> Resolved:
         ids = bounds.keep_last(self._prompt_ids(body), body.truncate_prompt_tokens)
-        if not ids:
-            raise InvalidRequest("the prompt has no tokens", param=_prompt_param(body))
-        bounds.check_context(len(ids), self.max_model_len)
-        if body.prompt_token_ids is not None:
-            bounds.check_token_ids(ids, self._vocab_size, "prompt_token_ids")
+        self._check_ids(ids, _prompt_param(body), are_given=body.prompt_token_ids is not None)
         params = self._sampling_params(body, len(ids))
+        self._verify(params)
         return Resolved(ids, params, _effective(params))
+
+    def _check_ids(self, ids: list[int], param: str, *, are_given: bool) -> None:
+        """A prompt must have tokens, leave room for one more, and its ids, where they are the caller's, be known."""
+        if not ids:
+            raise InvalidRequest("the prompt has no tokens", param=param)
+        bounds.check_context(len(ids), self.max_model_len)
+        if are_given:
+            bounds.check_token_ids(ids, self._vocab_size, param)
+
+    def _resolve_openai(self, prompt: OpenAIPrompt) -> Resolved:
+        request = self._requests.request(prompt)
+        asked = asked_max_tokens(request)
+        ids, origin = self._openai_prompt(prompt, request)
+        ids = _truncated(ids, prompt.body, self.max_model_len - (asked or 0))
+        self._check_ids(ids, prompt.param, are_given=isinstance(prompt.prompt, list))
+        bounds.check_room(len(ids), asked or 0, self.max_model_len)
+        with _refusals():
+            request = self._requests.adjust(request, origin.template_arguments)
+            params = self._requests.sampling_params(request, len(ids), self.max_model_len)
+            self._verify(params)
+        return Resolved(ids, params, _effective(params), origin, prompt.body.cache_salt)
+
+    def _openai_prompt(self, prompt: OpenAIPrompt, request: Any) -> tuple[list[int], Origin]:
+        """The ids of a prompt before it is truncated, and what its answer will be made from."""
+        body, keep = prompt.body, prompt.body.truncate_prompt_tokens
+        if isinstance(prompt.prompt, list):
+            return prompt.prompt, Origin(request, None, [], {})
+        if isinstance(body, ChatCompletionRequest):
+            self._check_template_variables(body.chat_template_kwargs or {})
+            arguments = self._requests.template_arguments(request)
+            tools = None if request.tools is None else [tool.model_dump() for tool in request.tools]
+            text, conversation = self._conversation(body.messages, arguments, "messages", tools)
+            has_special_tokens = self._format.kind != "plain" and not body.add_special_tokens
+        else:
+            text, conversation, arguments = str(prompt.prompt), [], {}
+            has_special_tokens = body.add_special_tokens is False
+        ids = self._encode(text, keep, add_special_tokens=not has_special_tokens)
+        return ids, Origin(request, text, conversation, arguments)
 
     def _prompt_ids(self, body: GenerateRequest) -> list[int]:
         if body.prompt_token_ids is not None:
@@ -150,26 +195,34 @@ class VLLMBackendBase(Backend):
         return bounds.one_bos(ids, self._tokenizer.bos_token_id)
 
     def _conversation_ids(self, body: GenerateRequest, messages: list[ChatMessage]) -> list[int]:
-        if self._format.kind == "plain":
-            return self._encode(join_plain(messages), body.truncate_prompt_tokens, add_special_tokens=True)
-        if not self._has_template:
-            raise InvalidRequest(NO_TEMPLATE, param="messages" if body.messages else "columns")
+        text, _ = self._conversation(messages, self._template_arguments(body), _prompt_param(body))
         # A rendered conversation holds its special tokens already.
-        return self._encode(self._render(body, messages), body.truncate_prompt_tokens, add_special_tokens=False)
+        return self._encode(text, body.truncate_prompt_tokens, add_special_tokens=self._format.kind == "plain")
 
-    def _render(self, body: GenerateRequest, messages: list[ChatMessage]) -> str:
+    def _conversation(
+        self, messages: list[ChatMessage], arguments: dict[str, Any], param: str, tools: list[Any] | None = None
+    ) -> tuple[str, list[Any]]:
+        """A conversation as text, after the setting ``request_format``; and as the template saw it."""
+        if self._format.kind == "plain":
+            return join_plain(messages), [message.for_vllm() for message in messages]
+        if not self._has_template:
+            raise InvalidRequest(NO_TEMPLATE, param=param)
+        return self._render(messages, arguments, param, tools)
+
+    def _render(
+        self, messages: list[ChatMessage], arguments: dict[str, Any], param: str, tools: list[Any] | None
+    ) -> tuple[str, list[Any]]:
         """A conversation through the chat template, which runs in transformers' sandbox."""
         from vllm.renderers.chat_utils import parse_chat_messages
         from vllm.renderers.hf import resolve_chat_template_content_format, safe_apply_chat_template
 
-        tools = None
         config, template = self._model_config, self._format.template
         try:
             content_format = resolve_chat_template_content_format(
                 template, tools, "auto", self._tokenizer, model_config=config
             )
             conversation, _, _ = parse_chat_messages(
-                [message.model_dump(exclude_none=True) for message in messages], config, content_format
+                [message.for_vllm() for message in messages], config, content_format
             )
             text: str = safe_apply_chat_template(
                 config,
@@ -178,28 +231,31 @@ class VLLMBackendBase(Backend):
                 tools=tools,
                 chat_template=template,
                 tokenize=False,
-                **self._template_arguments(body),
+                **arguments,
             )
         except InvalidRequest:
             raise
         except Exception as error:
-            raise InvalidRequest(f"the chat template refuses this: {error}", param=_prompt_param(body)) from error
-        return text
+            raise InvalidRequest(f"the chat template refuses this: {error}", param=param) from error
+        return text, conversation
 
     def _template_arguments(self, body: GenerateRequest) -> dict[str, Any]:
-        """The variables of the template; the caller may not reach transformers' own arguments."""
+        """The variables of the template."""
         extra = body.chat_template_kwargs or {}
-        for name in extra:
-            if name in self._hf_template_arguments or name == "messages":
-                raise InvalidRequest(f"{name} cannot be set here", param=f"chat_template_kwargs.{name}")
+        self._check_template_variables(extra)
         goes_on = bool(body.continue_final_message)
         prompt = not goes_on if body.add_generation_prompt is None else body.add_generation_prompt
         return {"add_generation_prompt": prompt, "continue_final_message": goes_on, **extra}
 
+    def _check_template_variables(self, extra: dict[str, Any]) -> None:
+        """The caller may not reach transformers' own arguments."""
+        for name in extra:
+            if name in self._hf_template_arguments or name == "messages":
+                raise InvalidRequest(f"{name} cannot be set here", param=f"chat_template_kwargs.{name}")
+
     def _sampling_params(self, body: GenerateRequest, prompt_tokens: int) -> Any:
         """A fresh ``SamplingParams`` over the model's generation defaults, as vLLM's server makes it."""
         from vllm.entrypoints.serve.utils.api_utils import get_max_tokens
-        from vllm.exceptions import VLLMClientError
         from vllm.sampling_params import RequestOutputKind, SamplingParams
 
         values = {**self._defaults, **body.given()}
@@ -210,23 +266,44 @@ class VLLMBackendBase(Backend):
                 f"min_tokens is {body.min_tokens}, but only {values['max_tokens']} tokens can be generated",
                 param="min_tokens",
             )
-        try:
+        with _refusals():
             params = SamplingParams.from_optional(**values, output_kind=RequestOutputKind.FINAL_ONLY)
-            params.flat_logprobs = True  # a few lists instead of an object a token, for the garbage collector to walk
-            self._verify(params)
-        except (VLLMClientError, ValueError) as error:
-            raise InvalidRequest(str(error), param=_param_of(error)) from error
+        params.flat_logprobs = True  # a few lists instead of an object a token, for the garbage collector to walk
         return params
 
     def _verify(self, params: Any) -> None:
-        """What vLLM itself would refuse once the request is in the engine."""
+        """What vLLM itself would refuse once the request is in the engine; grammars have their own turn."""
         from vllm.v1.sample.logits_processor import validate_logits_processors_parameters
 
         config = self._vllm_config
-        params.verify(config.model_config, config.speculative_config, config.structured_outputs_config, self._tokenizer)
-        validate_logits_processors_parameters(config.model_config.logits_processors, params)
-        if params.bad_words:
-            params.clone().update_from_tokenizer(self._tokenizer)
+        with _refusals():
+            params.verify(config.model_config, config.speculative_config, None, self._tokenizer)
+            validate_logits_processors_parameters(config.model_config.logits_processors, params)
+            if params.bad_words:
+                params.clone().update_from_tokenizer(self._tokenizer)
+
+    def _shape(self, answers: Sequence[Answer], head: AnswerHead) -> dict[str, Any]:
+        return self._answers.answer([(answer.request.resolved, answer.generation.raw) for answer in answers], head)
+
+
+@contextlib.contextmanager
+def _refusals() -> Iterator[None]:
+    """What vLLM refuses, as this service's error."""
+    from vllm.exceptions import VLLMClientError
+
+    try:
+        yield
+    except (VLLMClientError, ValueError) as error:
+        raise InvalidRequest(str(error), param=_param_of(error)) from error
+
+
+def _truncated(ids: list[int], body: OpenAIBody, room: int) -> list[int]:
+    """The ids that ``truncate_prompt_tokens`` leaves, where -1 is as many as there is room for."""
+    keep = body.truncate_prompt_tokens
+    if keep is None:
+        return ids
+    keep = max(0, room) if keep == -1 else keep
+    return ids[:keep] if body.truncation_side == "right" else ids[max(0, len(ids) - keep) :]
 
 
 def _prompt_param(body: GenerateRequest) -> str:

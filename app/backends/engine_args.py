@@ -14,6 +14,7 @@ from app.backends.args import VLLMOfflineArgs
 from app.backends.memory import still_to_come_bytes
 from app.backends.places import environment_for_user, is_inline
 from app.errors import StartError
+from app.prompts.sampling import MAX_STOP_STRINGS
 from app.settings import hide_secrets, set_engine_environment
 
 logger = logging.getLogger(__name__)
@@ -21,6 +22,7 @@ logger = logging.getLogger(__name__)
 OWNED = {
     "model": "set it with --model",
     "served_model_name": "set it with --served-model-name",
+    "reasoning_parser": "set it with --reasoning-parser",
     "disable_log_stats": "the service needs the statistics for its timings",
 }
 CPU_MAX_MODEL_LEN = 2048
@@ -73,6 +75,7 @@ def prepare_environment(args: VLLMOfflineArgs, *, is_cpu: bool, is_offline: bool
     wanted = dict(CPU_ENVIRONMENT) if is_cpu else {}
     wanted["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0" if is_inline(args, is_cpu=is_cpu) else "1"
     wanted["VLLM_NO_USAGE_STATS"] = "1"
+    wanted["VLLM_MAX_STOP_STRINGS"] = str(MAX_STOP_STRINGS)  # on all routes as many as on the service's own
     wanted["VLLM_CONFIGURE_LOGGING"] = "0"  # its lines come through the service's log, in the service's format
     wanted |= environment_for_user()
     if is_offline:
@@ -119,6 +122,8 @@ def build(
     sources: dict[str, Source] = dict.fromkeys(args.vllm_config, "vllm_config")
     owned = {"model": args.model, "served_model_name": [args.served_model_name], "disable_log_stats": False}
     values = {**args.vllm_config, **owned}
+    if args.reasoning_parser is not None:
+        values["reasoning_parser"] = args.reasoning_parser
     engine = EngineArguments(values, sources, environment, is_inline(args, is_cpu=is_cpu))
     if is_cpu:
         engine.fill("dtype", "bfloat16")

@@ -5,20 +5,22 @@ in capitals, over and over, so that every text can be traced to its request.
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import cycle, islice
 from typing import Any
 
 from app import timings
+from app.backends import fake_openai
 from app.backends.args import FakeArgs
 from app.backends.isolation import WindowMismatch, run_isolated
 from app.backends.registry import Backend
 from app.errors import InvalidRequest, StartError
 from app.prompts import bounds
+from app.prompts.openai import ChatCompletionRequest, OpenAIPrompt, Work
 from app.prompts.sampling import SamplingFields
 from app.prompts.spec import ChatMessage, GenerateRequest
 from app.prompts.templates import environment, join_plain, load_request_format
-from app.request import Generation, Outcome, Output, Request, Resolved, Window
+from app.request import Answer, AnswerHead, Generation, Outcome, Output, Request, Resolved, Window
 from app.timings import EngineStats
 
 BOS_TOKEN_ID = 256
@@ -91,12 +93,33 @@ class FakeBackend(Backend):
             "warnings": [],
         }
 
-    def _resolve(self, body: GenerateRequest) -> Resolved:
+    def _resolve(self, body: Work) -> Resolved:
+        return self._resolve_openai(body) if isinstance(body, OpenAIPrompt) else self._resolve_generate(body)
+
+    def _resolve_openai(self, prompt: OpenAIPrompt) -> Resolved:
+        body, given = prompt.body, prompt.prompt
+        if isinstance(given, list):
+            bounds.check_token_ids(given, VOCAB_SIZE, prompt.param)
+            ids = given
+        elif isinstance(body, ChatCompletionRequest):
+            ids = self._conversation_ids(body.messages, body.chat_template_kwargs, body.continue_final_message, None)
+        else:
+            ids = self._text_ids(given or "", None, [BOS_TOKEN_ID] if given else [])
+        if not ids:
+            raise InvalidRequest("the prompt has no tokens", param=prompt.param)
+        bounds.check_context(len(ids), self.max_model_len)
+        sampling = self._completed(fake_openai.sampling_of(body, self.max_model_len - len(ids)), len(ids))
+        return Resolved(ids, sampling, sampling, prompt, body.cache_salt)
+
+    def _shape(self, answers: Sequence[Answer], head: AnswerHead) -> dict[str, Any]:
+        return fake_openai.answer(answers, head)
+
+    def _resolve_generate(self, body: GenerateRequest) -> Resolved:
         ids = bounds.keep_last(self._prompt_ids(body), body.truncate_prompt_tokens)
         bounds.check_context(len(ids), self.max_model_len)
         if body.prompt_token_ids is not None:
             bounds.check_token_ids(ids, VOCAB_SIZE, "prompt_token_ids")
-        sampling = self._sampling(body, len(ids))
+        sampling = self._completed(body.given(), len(ids))
         return Resolved(ids, sampling, sampling)
 
     def _prompt_ids(self, body: GenerateRequest) -> list[int]:
@@ -105,9 +128,15 @@ class FakeBackend(Backend):
         if body.prompt is not None:
             return self._text_ids(body.prompt, body.truncate_prompt_tokens, [BOS_TOKEN_ID])
         messages = body.messages or (body.columns.messages() if body.columns else [])
+        kwargs, goes_on = body.chat_template_kwargs, body.continue_final_message
+        return self._conversation_ids(messages, kwargs, goes_on, body.truncate_prompt_tokens)
+
+    def _conversation_ids(
+        self, messages: list[ChatMessage], kwargs: dict[str, Any] | None, goes_on: bool | None, keep: int | None
+    ) -> list[int]:
         if self._format.kind == "plain":
-            return self._text_ids(join_plain(messages), body.truncate_prompt_tokens, [BOS_TOKEN_ID])
-        return self._text_ids(self._render(body, messages), body.truncate_prompt_tokens, [])
+            return self._text_ids(join_plain(messages), keep, [BOS_TOKEN_ID])
+        return self._text_ids(self._render(messages, kwargs or {}, bool(goes_on)), keep, [])
 
     def _text_ids(self, text: str, keep: int | None, special: list[int]) -> list[int]:
         """A byte is a token; no list is made of what is too long or will be cut."""
@@ -117,17 +146,16 @@ class FakeBackend(Backend):
             return [*special, *encoded]
         return [*special, *encoded[-keep:]]
 
-    def _render(self, body: GenerateRequest, messages: list[ChatMessage]) -> str:
+    def _render(self, messages: list[ChatMessage], extra: dict[str, Any], goes_on: bool) -> str:
         plain = [{"role": message.role, "content": "".join(message.text_parts)} for message in messages]
-        goes_on = bool(body.continue_final_message)
-        extra = body.chat_template_kwargs or {}
         try:
             return self._template.render(**{"messages": plain, "add_generation_prompt": not goes_on, **extra})
         except Exception as error:
             raise InvalidRequest(f"the chat template refuses this: {error}", param="messages") from error
 
-    def _sampling(self, body: GenerateRequest, prompt_tokens: int) -> dict[str, Any]:
-        values = {**DEFAULTS, "max_tokens": self.args.default_max_tokens, **body.given()}
+    def _completed(self, given: dict[str, Any], prompt_tokens: int) -> dict[str, Any]:
+        """The settings in force, of those that are given."""
+        values = {**DEFAULTS, "max_tokens": self.args.default_max_tokens, **given}
         values["max_tokens"] = min(values["max_tokens"], self.max_model_len - prompt_tokens)
         bounds.check_token_ids(values["stop_token_ids"] or [], VOCAB_SIZE, "stop_token_ids")
         bounds.check_bias(values["logit_bias"] or {}, VOCAB_SIZE)

@@ -18,12 +18,13 @@ from app.backends.base import VLLMBackendBase
 from app.backends.isolation import WindowMismatch, run_isolated
 from app.backends.memory import check_memory
 from app.backends.model_files import ModelFiles, find_model
+from app.backends.openai import check_parsers
 from app.backends.packages import is_cpu_build, version_of
 from app.backends.places import check_shared_memory
 from app.backends.registry import Backend
 from app.errors import EngineDead, GenerationFailed, InvalidRequest, StartError
 from app.machine import check_temporary_folder
-from app.request import Generation, Outcome, Output, Request, Window
+from app.request import Generation, Outcome, Output, Request, Resolved, Window
 
 logger = logging.getLogger(__name__)
 
@@ -97,6 +98,7 @@ class VLLMOfflineBackend(VLLMBackendBase):
         logger.info("importing vLLM")
         is_offline = files.folder is not None and (files.is_offline or files.folder == Path(self.args.model))
         environment = engine_args.prepare_environment(self.args, is_cpu=is_cpu, is_offline=is_offline)
+        check_parsers(self.args)
         self._arguments = engine_args.build(self.args, environment, is_cpu=is_cpu, folder=files.folder)
         return self._arguments
 
@@ -177,7 +179,7 @@ class VLLMOfflineBackend(VLLMBackendBase):
 
         try:
             outputs: list[Any] = self._llm.generate(
-                [{"prompt_token_ids": request.resolved.prompt_token_ids} for request in requests],
+                [_to_prompt(request.resolved) for request in requests],
                 [request.resolved.params for request in requests],
                 use_tqdm=False,
                 priority=[request.priority for request in requests],
@@ -298,17 +300,26 @@ def _start_error(error: Exception, root_cause: str | None) -> StartError:
     return StartError(f"vLLM cannot start with this model and vllm_config {said}")
 
 
+def _to_prompt(resolved: Resolved) -> dict[str, Any]:
+    """The prompt as ``LLM.generate()`` takes it."""
+    salt = {} if resolved.cache_salt is None else {"cache_salt": resolved.cache_salt}
+    return {"prompt_token_ids": resolved.prompt_token_ids, **salt}
+
+
 def _to_generation(output: Any, request: Request) -> Generation | Exception:
     """The plain values of vLLM's ``RequestOutput``; an undocumented end is an error of this request."""
     bad = [part.finish_reason for part in output.outputs if part.finish_reason not in FINISH_REASONS]
     if bad or len(output.outputs) != request.places or not output.finished:
         return GenerationFailed(f"generation ended as {bad[0] if bad else 'incomplete'!r}")
-    params = request.resolved.params
+    output.outputs.sort(key=lambda part: part.index)
+    params, is_shaped_later = request.resolved.params, request.resolved.origin is not None
+    logprobs, prompt_logprobs = (None, None) if is_shaped_later else (params.logprobs, params.prompt_logprobs)
     return Generation(
-        outputs=[_to_output(part, params.logprobs) for part in sorted(output.outputs, key=lambda part: part.index)],
-        prompt_logprobs=_logprob_list(output.prompt_logprobs, output.prompt_token_ids, params.prompt_logprobs),
+        outputs=[_to_output(part, logprobs) for part in output.outputs],
+        prompt_logprobs=_logprob_list(output.prompt_logprobs, output.prompt_token_ids, prompt_logprobs),
         cached_tokens=output.num_cached_tokens,
         stats=None if output.metrics is None else to_stats(output.metrics),
+        raw=output if is_shaped_later else None,
     )
 
 

@@ -6,22 +6,23 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from app.backends.args import BackendArgs
 from app.backends.thread import EngineThread
 from app.errors import InvalidRequest, ModelNotFound, ServiceError
-from app.prompts.spec import GenerateRequest
-from app.request import Outcome, Resolved, Window
+from app.prompts.openai import Work
+from app.request import Answer, AnswerHead, Outcome, Resolved, Window
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 class Backend(ABC):
     """Turns bodies into requests (``resolve``) and windows into outcomes (``generate``).
 
     ``_open``, ``_run`` and ``_close`` are called on the engine thread, one at a time, and on no
-    other; ``_resolve`` on a thread of its own. All other methods belong to the event loop.
+    other; ``_resolve`` and ``_shape`` on a thread of their own each. All other methods belong to the event loop.
     """
 
     registry: "ClassVar[dict[str, type[Backend]]]" = {}  # noqa: RUF012 -- quoted: the class is not there yet
@@ -53,6 +54,7 @@ class Backend(ABC):
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = EngineThread("engine", on_death=self._report_death)
         self._resolver = ThreadPoolExecutor(max_workers=1, thread_name_prefix="resolve")
+        self._shaper = ThreadPoolExecutor(max_workers=1, thread_name_prefix="shape")
         self._is_open = False
         self._is_closing = False
 
@@ -82,10 +84,22 @@ class Backend(ABC):
             raise RuntimeError("open the backend first")
         await self._thread.call(self._probe)
 
-    async def resolve(self, bodies: Sequence[GenerateRequest]) -> list[Resolved | ServiceError]:
+    async def resolve(self, bodies: Sequence[Work]) -> list[Resolved | ServiceError]:
         """Turn bodies into what the engine takes, off the event loop; a wrong one gives its error."""
+        return await self._on(self._resolver, self._resolve_all, bodies)
+
+    async def shape(self, answers: Sequence[Answer], head: AnswerHead) -> dict[str, Any]:
+        """OpenAI's answer to a body, from the answers to its prompts, as plain JSON values; off the event loop.
+
+        Raises:
+            GenerationFailed: no answer could be made of them.
+        """
+        return await self._on(self._shaper, self._shape, answers, head)
+
+    @staticmethod
+    async def _on(executor: ThreadPoolExecutor, work: Callable[..., T], *arguments: Any) -> T:
         run = contextvars.copy_context().run  # so that its log lines carry the request's id
-        return await asyncio.get_running_loop().run_in_executor(self._resolver, run, self._resolve_all, bodies)
+        return await asyncio.get_running_loop().run_in_executor(executor, run, work, *arguments)
 
     async def generate(self, window: Window) -> list[Outcome]:
         """Run a window on the engine thread: one outcome for each of its requests.
@@ -101,7 +115,8 @@ class Backend(ABC):
         May be called again, and on a backend that was never opened.
         """
         self._is_closing = True
-        self._resolver.shutdown(wait=False, cancel_futures=True)
+        for executor in (self._resolver, self._shaper):
+            executor.shutdown(wait=False, cancel_futures=True)
         closed = await self._thread.close(self._close, timeout_s)
         if not closed:
             self.kill()
@@ -121,10 +136,10 @@ class Backend(ABC):
             logger.error("the engine is dead: %s", reason)
             self.death.set_result(reason)
 
-    def _resolve_all(self, bodies: Sequence[GenerateRequest]) -> list[Resolved | ServiceError]:
+    def _resolve_all(self, bodies: Sequence[Work]) -> list[Resolved | ServiceError]:
         return [self._resolve_one(body) for body in bodies]
 
-    def _resolve_one(self, body: GenerateRequest) -> Resolved | ServiceError:
+    def _resolve_one(self, body: Work) -> Resolved | ServiceError:
         """One body; whatever goes wrong is an error of this one alone."""
         try:
             if body.model is not None and body.model != self.args.served_model_name:
@@ -157,8 +172,12 @@ class Backend(ABC):
         """Generate a token or two and check that statistics come with them; on the engine thread."""
 
     @abstractmethod
-    def _resolve(self, body: GenerateRequest) -> Resolved:
+    def _resolve(self, body: Work) -> Resolved:
         """Turn one body into what the engine takes, or raise a ``ServiceError``; on the resolver's thread."""
+
+    @abstractmethod
+    def _shape(self, answers: Sequence[Answer], head: AnswerHead) -> dict[str, Any]:
+        """OpenAI's answer without ``metrics``; on the shaper's thread."""
 
     @abstractmethod
     def _run(self, window: Window) -> list[Outcome]:

@@ -1,5 +1,6 @@
 """The body of ``/generate``: what one request may hold. One definition for the wire and for the backends."""
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -79,6 +80,15 @@ class ChatMessage(StrictModel):
         if self.content is None:
             return []
         return [self.content] if isinstance(self.content, str) else [part.text for part in self.content]
+
+    def for_vllm(self) -> dict[str, Any]:
+        """The message as vLLM takes it."""
+        return self.model_dump(exclude_none=True)
+
+
+def text_chars(messages: Sequence[ChatMessage]) -> int:
+    """How many characters the texts of a conversation have."""
+    return sum(len(text) for message in messages for text in message.text_parts)
 
 
 class Columns(StrictModel):
@@ -237,8 +247,7 @@ class GenerateRequest(PromptFields, OptionFields, SamplingFields):
     def chars(self) -> int:
         """How many characters there are to tokenize, about: what resolving this body costs."""
         messages = self.messages or (self.columns.messages() if self.columns else [])
-        texts = sum(len(text) for message in messages for text in message.text_parts)
-        return texts + len(self.prompt or "") + sum(map(len, self.bad_words or ()))
+        return text_chars(messages) + len(self.prompt or "") + sum(map(len, self.bad_words or ()))
 
     @model_validator(mode="after")
     def _one_way_to_end(self) -> "GenerateRequest":

@@ -1,8 +1,8 @@
 """The base of every body: strict types, unknown fields refused with the nearest known one."""
 
 import difflib
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Collection, Iterable
+from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, model_validator
 from pydantic_core import PydanticCustomError
@@ -13,19 +13,32 @@ class StrictModel(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True, protected_namespaces=())
 
+    _names: ClassVar[Collection[str] | None] = None
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **_: Any) -> None:
+        """Names are a class's own, not those of the one it is made from."""
+        cls._names = None
+
     @model_validator(mode="before")
     @classmethod
     def _no_unknown_field(cls, value: Any) -> Any:
         """Complain of the first one: pydantic would list a million of them."""
         if isinstance(value, dict):
+            known = cls.field_names()
             for name in value:
-                if name not in cls.model_fields:
+                if name not in known:
                     raise PydanticCustomError(
-                        "unknown_field",
-                        "{message}",
-                        {"message": unknown(name, cls.model_fields), "param": name},
+                        "unknown_field", "{message}", {"message": unknown(name, known), "param": name}
                     )
         return value
+
+    @classmethod
+    def field_names(cls) -> Collection[str]:
+        """The names of the fields, as a body has them."""
+        if cls._names is None:
+            cls._names = {field.alias or name for name, field in cls.model_fields.items()}
+        return cls._names
 
 
 def unknown(name: str, known: Iterable[str]) -> str:

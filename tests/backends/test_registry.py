@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import pytest
@@ -11,8 +11,9 @@ from app.backends.args import BackendArgs, parse_args
 from app.backends.fake import FakeBackend
 from app.backends.registry import Backend
 from app.errors import EngineDead, InvalidRequest, ModelNotFound, ServiceError, StartError
+from app.prompts.openai import Work
 from app.prompts.spec import GenerateRequest
-from app.request import Outcome, Resolved, Window
+from app.request import Answer, AnswerHead, Outcome, Resolved, Window
 from tests.backends.test_isolation import make_window
 from tests.batching.doubles import outcomes, within
 
@@ -44,13 +45,18 @@ class SmallBackend(Backend):
     def _probe(self) -> None:
         self.note("probe")
 
-    def _resolve(self, body: GenerateRequest) -> Resolved:
+    def _resolve(self, body: Work) -> Resolved:
+        assert isinstance(body, GenerateRequest)
         self.note("resolve")
         if body.prompt == "wrong":
             raise InvalidRequest("wrong", param="prompt")
         if body.prompt == "bug":
             raise KeyError("bug")
         return Resolved([1], None, {"label": body.prompt})
+
+    def _shape(self, answers: Sequence[Answer], head: AnswerHead) -> dict[str, Any]:
+        self.note("shape")
+        return {"id": head.id}
 
     def _run(self, window: Window) -> list[Outcome]:
         self.note("run")

@@ -1,0 +1,71 @@
+"""An OpenAI answer cut into the chunks of a stream: pure functions of the answer."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from app.prompts.openai import StreamOptions
+from app.request import Answer
+
+OBJECTS = {"chat.completion": "chat.completion.chunk", "text_completion": "text_completion"}
+OF_A_CHOICE = ("logprobs", "stop_reason", "token_ids", "prompt_token_ids")
+"""Of a choice, beside its text: what its chunk holds, when it is there."""
+OF_THE_PROMPT = ("prompt_token_ids", "prompt_text")
+"""Of a chat's answer: what its first chunk holds, when it is there."""
+Json = dict[str, Any]
+
+
+def chunks_of(answer: Json, answers: Sequence[Answer], options: StreamOptions | None) -> list[Json]:
+    """The chunks in order; ``metrics`` is in the last one.
+
+    Args:
+        answer: the whole answer, as it would go out in one piece.
+        answers: what it was made of, for the tokens of each choice.
+        options: which usage the caller wants to see.
+    """
+    with_total, with_each = (bool(options and flag) for flag in _flags(options))
+    head = {key: answer[key] for key in ("id", "created", "model")} | {"object": OBJECTS[answer["object"]]}
+    chunks = [
+        {**head, "choices": [choice], **({"usage": usage} if with_each else {})}
+        for choice, usage in _choices(answer, list(_usages(answers)))
+    ]
+    chunks[0] |= {key: answer[key] for key in OF_THE_PROMPT if answer.get(key) is not None}
+    if with_total:
+        chunks.append({**head, "choices": [], "usage": answer["usage"]})
+    chunks[-1] |= {key: answer[key] for key in ("system_fingerprint", "metrics") if answer.get(key) is not None}
+    return chunks
+
+
+def _flags(options: StreamOptions | None) -> tuple[bool | None, bool | None]:
+    return (options.include_usage, options.continuous_usage_stats) if options else (None, None)
+
+
+def _usages(answers: Sequence[Answer]) -> Iterator[tuple[int, int]]:
+    """Prompt and completion tokens of each choice."""
+    for answer in answers:
+        for output in answer.generation.outputs:
+            yield answer.request.prompt_tokens, len(output.token_ids)
+
+
+def _choices(answer: Json, usages: list[tuple[int, int]]) -> Iterator[tuple[Json, Json]]:
+    """Choices of chunks, each with the usage up to there: the roles of a chat first, then the texts."""
+    is_chat = answer["object"] == "chat.completion"
+    choices = list(zip(answer["choices"], usages, strict=True))
+    for choice, (prompt, _) in choices if is_chat else ():
+        role = {"role": choice["message"]["role"], "content": ""}
+        yield {"index": choice["index"], "delta": role, "logprobs": None, "finish_reason": None}, _usage(prompt, 0)
+    for choice, (prompt, completion) in choices:
+        said = {"delta": _delta(choice["message"])} if is_chat else {"text": choice["text"]}
+        beside = {key: choice[key] for key in OF_A_CHOICE if choice.get(key) is not None}
+        ends = {"finish_reason": choice["finish_reason"]}
+        yield {"index": choice["index"], **said, "logprobs": None, **beside, **ends}, _usage(prompt, completion)
+
+
+def _usage(prompt: int, completion: int) -> Json:
+    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+
+
+def _delta(message: Json) -> Json:
+    delta = {key: message[key] for key in ("content", "reasoning") if message.get(key) is not None}
+    if calls := message.get("tool_calls"):
+        delta["tool_calls"] = [{"index": index, **call} for index, call in enumerate(calls)]
+    return delta

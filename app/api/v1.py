@@ -1,0 +1,176 @@
+"""OpenAI's routes, over the same windows as ``/generate``."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from app.api import docs, render, sse
+from app.api import openai_examples as examples
+from app.api.chunks import chunks_of
+from app.api.errors import ON_GENERATE, ON_MODEL, WITH_KEY, documented
+from app.api.routes import ServiceDep, read
+from app.api.schemas import ChatCompletion, ChatCompletionChunk, Completion, CompletionChunk, Model, ModelList
+from app.api.service import Service
+from app.api.submit import submit, unless_gone
+from app.api.validation import OpenAIParsed, openai_body
+from app.errors import ModelNotFound, RequestTooLarge, ServiceError
+from app.log import request_id_var
+from app.prompts.openai import ChatCompletionRequest, CompletionRequest, OpenAIBody, prompts_of
+from app.request import Answer, AnswerHead, Call
+
+router = APIRouter(prefix="/v1", tags=["openai"])
+
+IGNORED = "x-ignored-fields"
+MAX_IGNORED = 32
+"""So many names of ignored fields are told of, each cut to so many characters: headers are short."""
+
+
+@router.get(
+    "/models",
+    summary="The models that are served",
+    responses={
+        200: docs.answer(ModelList, "The one model of this service.", examples.MODELS),
+        **documented(*WITH_KEY),
+    },
+)
+async def models(service: ServiceDep) -> Response:
+    """One model; its `max_model_len` is `null` until it is loaded."""
+    return render.JsonResponse(render.encode({"object": "list", "data": [_model(service)]}))
+
+
+@router.get(
+    "/models/{model:path}",
+    summary="One model",
+    responses={200: docs.answer(Model, "The model of this name.", examples.MODEL), **documented(*ON_MODEL)},
+    openapi_extra=docs.path_parameter("model", "Name of the model, as `GET /v1/models` has it."),
+)
+async def model(request: Request, service: ServiceDep) -> Response:
+    """The model of this name, which may hold slashes."""
+    name, served = request.path_params["model"], service.settings.model_name
+    if name != served:
+        raise ModelNotFound(f"model {name!r} is not served here; this service has {served!r}")
+    return render.JsonResponse(render.encode(_model(service)))
+
+
+def _model(service: Service) -> dict[str, Any]:
+    """The model, under vLLM's names."""
+    is_loaded = service.lifecycle.has_loaded.is_set()
+    return {
+        "id": service.settings.model_name,
+        "object": "model",
+        "created": service.created,
+        "owned_by": "batchserve",
+        "root": service.settings.model,
+        "parent": None,
+        "max_model_len": service.backend.max_model_len if is_loaded else None,
+    }
+
+
+@router.post(
+    "/completions",
+    summary="Run prompts, as OpenAI's completions",
+    response_class=Response,
+    responses={
+        200: docs.openai_answer(Completion, examples.COMPLETION_ANSWERS, CompletionChunk, examples.COMPLETION_EVENTS),
+        **documented(*ON_GENERATE),
+    },
+    openapi_extra=docs.body_of(CompletionRequest, examples.COMPLETION_BODIES),
+)
+async def completions(request: Request, service: ServiceDep) -> Response:
+    """A choice for each prompt, `n` times; each prompt is a request of its own in the windows."""
+    return await _answer(request, service, CompletionRequest, "cmpl")
+
+
+@router.post(
+    "/chat/completions",
+    summary="Go on with a conversation, as OpenAI's chat",
+    response_class=Response,
+    responses={
+        200: docs.openai_answer(ChatCompletion, examples.CHAT_ANSWERS, ChatCompletionChunk, examples.CHAT_EVENTS),
+        **documented(*ON_GENERATE),
+    },
+    openapi_extra=docs.body_of(ChatCompletionRequest, examples.CHAT_BODIES),
+)
+async def chat_completions(request: Request, service: ServiceDep) -> Response:
+    """`n` choices; the setting `request_format` says how the conversation becomes text."""
+    return await _answer(request, service, ChatCompletionRequest, "chatcmpl")
+
+
+async def _answer(request: Request, service: Service, model: type[OpenAIBody], prefix: str) -> Response:
+    """One piece, or a stream of events."""
+    raw = await read(request, service)
+    parsed: OpenAIParsed = await service.parser.parse(raw, lambda value: openai_body(value, model))
+    body, headers = parsed.body, _told(parsed.ignored)
+    work = _Work(service, body, request.state.call, f"{prefix}-{body.request_id or request_id_var.get()}")
+    if not body.stream:
+        return render.JsonResponse(await unless_gone(work.whole(), request.receive), headers=headers)
+    task = asyncio.ensure_future(work.events())
+    await sse.within_quiet(task, request.receive)
+    return sse.EventStream(task, lambda error: service.metrics.errors.labels(error.code).inc(), headers)
+
+
+def _told(ignored: Sequence[str]) -> dict[str, str]:
+    """The header that names the fields that were ignored."""
+    names = [quote(name[:64], safe="") for name in ignored[:MAX_IGNORED]]
+    return {IGNORED: ", ".join(names)} if names else {}
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """One body on its way.
+
+    Attributes:
+        id: of the answer.
+    """
+
+    service: Service
+    body: OpenAIBody
+    call: Call
+    id: str
+
+    async def whole(self) -> bytes:
+        """The answer in one piece."""
+        answer, answers = await self._answer()
+        return await render.encode_off_loop(answer, self._logprob_entries(answers))
+
+    async def events(self) -> list[bytes]:
+        """The data of each event."""
+        answer, answers = await self._answer()
+        entries = self._logprob_entries(answers)
+        return [
+            await render.encode_off_loop(chunk, entries)
+            for chunk in chunks_of(answer, answers, self.body.stream_options)
+        ]
+
+    async def _answer(self) -> tuple[dict[str, Any], list[Answer]]:
+        """The answer as plain values, and what it was made of."""
+        answers = await self._generated()
+        metrics = render.openai_metrics(answers, self.service.metrics)
+        created = int(metrics["timings"]["received_at"])
+        head = AnswerHead(self.id, created, self.service.settings.model_name)
+        return {**await self.service.backend.shape(answers, head), "metrics": metrics}, answers
+
+    async def _generated(self) -> list[Answer]:
+        """An answer for each prompt; one that fails is the failure of all."""
+        prompts, limit = prompts_of(self.body), self.service.settings.max_batch_requests
+        if len(prompts) > limit:
+            raise RequestTooLarge(f"{len(prompts)} prompts; at most {limit} go into one call", limit=limit)
+        entries = await submit(self.service, prompts, self.call, is_whole=True)
+        futures = [entry for entry in entries if not isinstance(entry, ServiceError)]
+        try:
+            return [await future for future in futures]
+        finally:
+            for future in futures:
+                future.cancel()
+
+    def _logprob_entries(self, answers: Sequence[Answer]) -> int:
+        """About how many entries of logprobs the answer holds."""
+        if self.body.logprobs is None and self.body.prompt_logprobs is None:
+            return 0
+        tokens = sum(answer.request.prompt_tokens + answer.generation.completion_tokens for answer in answers)
+        return tokens * (1 + self.body.top_count)
