@@ -54,12 +54,12 @@ class Resolved:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """One generated sequence. ``logprobs`` has one entry a token, already in the wire's shape."""
+    """One generated sequence; ``repetition`` only where an OpenAI body asks for its detection. ``logprobs`` has one entry a token, already in the wire's shape."""
 
     index: int
     text: str
     token_ids: list[int]
-    finish_reason: Literal["stop", "length"]
+    finish_reason: Literal["stop", "length", "repetition"]
     stop_reason: int | str | None
     logprobs: list[dict[str, Any]] | None
 

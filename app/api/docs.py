@@ -220,10 +220,17 @@ def _complete(operation: dict[str, Any], route: APIRoute) -> None:
     """The key, the headers of the answers, and the examples as they are: FastAPI leaves out what is null in them."""
     if route.path not in OPEN_PATHS:
         operation["security"] = [{"bearer": []}, {}]  # the empty one: a service without keys asks for none
-    operation |= route.openapi_extra or {}
+    operation |= {"operationId": _operation_id(route.path_format), **(route.openapi_extra or {})}
     for status, given in route.responses.items():
         response = operation["responses"][str(status)]
         names = ("x-request-id", *given.get("headers", ()), *HEADERS_OF.get(int(status), ()))
         response["headers"] = {name: {"$ref": HEADER_REF.format(name=name)} for name in names}
         for media_type, content in given["content"].items():
             response["content"][media_type]["examples"] = content["examples"]
+
+
+def _operation_id(path: str) -> str:
+    """What generated clients call the function: `chat_completions` of `/v1/chat/completions`; of one thing in a list
+    the thing's name."""
+    *folders, last = path.removeprefix("/v1").strip("/").split("/")
+    return last.strip("{}") if last.startswith("{") else "_".join((*folders, last))

@@ -396,8 +396,12 @@ class OpenAIUsage(OpenWire):
 
 
 STOP_REASON = "The stop string or stop token id that ended it; `null` for end-of-sequence and `length`."
-FINISH_REASON = "Why it ended: `stop`, `length` or `tool_calls`; `null` in a chunk before the last one."
+FINISH_REASON = "Why it ended: `stop`, `length`, `tool_calls` or `repetition`; `null` in a chunk before the last one."
 TOKEN_IDS = "Ids of the generated tokens; `null` without `return_token_ids`."
+PROMPT_LOGPROBS = (
+    "For each token of the prompt it and the likeliest ones there, by token id; the first is `null`, and so is all of it "
+    "without `prompt_logprobs`, or `echo` with `logprobs`."
+)
 
 
 class CompletionLogprobs(OpenWire):
@@ -407,6 +411,14 @@ class CompletionLogprobs(OpenWire):
     token_logprobs: list[float | None] = Field(description="Natural logarithm of each one's probability.")
     top_logprobs: list[dict[str, float] | None] = Field(description="The likeliest tokens there, and the token itself.")
     text_offset: list[int] = Field(description="Where each token begins, in characters.")
+
+
+class PromptLogprob(OpenWire):
+    """A token at a position of the prompt."""
+
+    logprob: float = Field(description="Natural logarithm of its probability; minus infinity is -9999.")
+    rank: int | None = Field(None, description="Rank among all tokens; 1 is the likeliest.")
+    decoded_token: str | None = Field(None, description="Text of the token.")
 
 
 class CompletionChoice(OpenWire):
@@ -421,6 +433,7 @@ class CompletionChoice(OpenWire):
     prompt_token_ids: list[int] | None = Field(
         None, description="Ids of the prompt's tokens; `null` without `return_token_ids`."
     )
+    prompt_logprobs: list[dict[str, PromptLogprob] | None] | None = Field(None, description=PROMPT_LOGPROBS)
 
 
 class OpenAIAnswer(OpenWire):
@@ -527,6 +540,7 @@ class ChatCompletion(OpenAIAnswer):
     prompt_token_ids: list[int] | None = Field(
         None, description="Ids of the prompt's tokens; `null` without `return_token_ids`."
     )
+    prompt_logprobs: list[dict[str, PromptLogprob] | None] | None = Field(None, description=PROMPT_LOGPROBS)
     prompt_text: str | None = Field(None, description="The rendered conversation; `null` without `return_prompt_text`.")
 
 

@@ -4,6 +4,7 @@ Everything here runs on the resolver's thread with a tokenizer of its own: a fas
 threads use at once fails with "Already borrowed".
 """
 
+import asyncio
 import contextlib
 import copy
 import inspect
@@ -13,10 +14,12 @@ from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from app.backends import grammar
 from app.backends.args import BackendArgs, VLLMOfflineArgs
-from app.backends.openai import AnswerSide, Origin, RequestSide, asked_max_tokens
+from app.backends.grammar import GrammarChecker
+from app.backends.openai import AnswerSide, Origin, RequestSide, structured_outputs_of
 from app.backends.registry import Backend
-from app.errors import InvalidRequest, StartError
+from app.errors import InvalidRequest, ServiceError, StartError
 from app.prompts import bounds
 from app.prompts.openai import ChatCompletionRequest, OpenAIBody, OpenAIPrompt, Work
 from app.prompts.sampling import SamplingFields
@@ -48,6 +51,7 @@ class VLLMBackendBase(Backend):
         self._format = RequestFormat("default")
         self._defaults: dict[str, Any] = {}
         self._has_template = False
+        self._grammars: GrammarChecker | None = None
 
     @abstractmethod
     def _get_tokenizer(self) -> Any:
@@ -82,6 +86,21 @@ class VLLMBackendBase(Backend):
             raise StartError(f"request_format: default-template was asked for, but {NO_TEMPLATE}")
         else:
             logger.warning(NO_TEMPLATE)
+
+    def _prepare_grammars(self, structured_outputs: dict[str, Any]) -> None:
+        """Start the process that tries grammars out, which warms up while the engine is built.
+
+        Args:
+            structured_outputs: what is set of vLLM's ``StructuredOutputsConfig``.
+        """
+        if grammar.needs_check(structured_outputs.get("backend", "auto")):
+            is_compact = bool(structured_outputs.get("disable_any_whitespace"))
+            self._grammars = GrammarChecker(disable_any_whitespace=is_compact)
+            self._grammars.start(grammar.tokenizer_info(self._tokenizer, self._model_config))
+
+    def _close_grammars(self) -> None:
+        if self._grammars is not None:
+            self._grammars.close()
 
     def _use_vllm_config(self, vllm_config: Any) -> None:
         """Take over the configuration of the built engine: it may have lowered the context."""
@@ -127,6 +146,56 @@ class VLLMBackendBase(Backend):
         bos = self._tokenizer.bos_token_id
         return next((count for count, token in enumerate(ids) if bos is None or token != bos), len(ids))
 
+    async def resolve(self, bodies: Sequence[Work]) -> list[Resolved | ServiceError]:
+        """As the base class does; what forms a text is tried out first, where it can do no harm."""
+        if not any(isinstance(body, OpenAIPrompt) and body.body.forms_text for body in bodies):
+            return await super().resolve(bodies)
+        return list(await asyncio.gather(*(self._resolve_formed(body) for body in bodies)))
+
+    async def _resolve_formed(self, body: Work) -> Resolved | ServiceError:
+        """One body, whose grammar is compiled elsewhere before vLLM's code sees it; so is one that tools make."""
+        try:
+            if isinstance(body, OpenAIPrompt):
+                asked = await self._on(self._resolver, structured_outputs_of, body.body)
+                await self._try_grammar(asked, body.body.form_param)
+            (resolved,) = await super().resolve([body])
+            formed = isinstance(resolved, Resolved) and resolved.params.structured_outputs
+            if not formed:
+                return resolved
+            await self._try_grammar(formed, "tools")
+            return await self._on(self._resolver, self._verify_grammar, resolved)
+        except ServiceError as error:
+            return error
+
+    async def _try_grammar(self, structured_outputs: Any, param: str) -> None:
+        """Compile it in a process of its own.
+
+        Args:
+            structured_outputs: vLLM's ``StructuredOutputsParams``, or None.
+            param: the field that asked for it.
+
+        Raises:
+            InvalidRequest: says what is wrong with it.
+            NotReady: it could not be tried.
+        """
+        if structured_outputs is None or self._grammars is None:
+            return
+        try:
+            kind, spec = await self._on(self._resolver, grammar.spec_of, structured_outputs)
+        except InvalidRequest as error:
+            raise InvalidRequest(error.message, param=param) from error
+        if (wrong := await self._grammars.check(kind, spec)) is not None:
+            raise InvalidRequest(wrong, param=param)
+
+    def _verify_grammar(self, resolved: Resolved) -> Resolved:
+        """What vLLM itself would refuse of a grammar once the request is in the engine."""
+        config = self._vllm_config
+        with _refusals():
+            resolved.params.verify(
+                config.model_config, config.speculative_config, config.structured_outputs_config, self._tokenizer
+            )
+        return resolved
+
     def _resolve(self, body: Work) -> Resolved:
         return self._resolve_openai(body) if isinstance(body, OpenAIPrompt) else self._resolve_generate(body)
 
@@ -147,11 +216,9 @@ class VLLMBackendBase(Backend):
 
     def _resolve_openai(self, prompt: OpenAIPrompt) -> Resolved:
         request = self._requests.request(prompt)
-        asked = asked_max_tokens(request)
         ids, origin = self._openai_prompt(prompt, request)
-        ids = _truncated(ids, prompt.body, self.max_model_len - (asked or 0))
+        ids = _truncated(ids, prompt.body, self.max_model_len - 1)
         self._check_ids(ids, prompt.param, are_given=isinstance(prompt.prompt, list))
-        bounds.check_room(len(ids), asked or 0, self.max_model_len)
         with _refusals():
             request = self._requests.adjust(request, origin.template_arguments)
             params = self._requests.sampling_params(request, len(ids), self.max_model_len)
@@ -302,7 +369,7 @@ def _truncated(ids: list[int], body: OpenAIBody, room: int) -> list[int]:
     keep = body.truncate_prompt_tokens
     if keep is None:
         return ids
-    keep = max(0, room) if keep == -1 else keep
+    keep = room if keep == -1 else keep
     return ids[:keep] if body.truncation_side == "right" else ids[max(0, len(ids) - keep) :]
 
 

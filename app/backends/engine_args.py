@@ -30,6 +30,9 @@ KV_CACHE_SHARE = 0.5
 """The most of the free memory that the key-value cache may take on a CPU."""
 KV_ELEMENT_BYTES = 2
 """Size of one number in the key-value cache: bfloat16."""
+STRUCTURED_OUTPUTS = {"backend": "xgrammar"}
+"""By itself vLLM lets the first structured request choose the backend for all later ones; and what xgrammar cannot do
+is then ignored in some and done by another backend in others, where so it is refused by name."""
 CPU_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "TORCH_COMPILE_DISABLE": "1"}
 
 Source = Literal["vllm_config", "service", "environment"]
@@ -107,7 +110,7 @@ def check_names(vllm_config: dict[str, Any]) -> None:
 def build(
     args: VLLMOfflineArgs, environment: dict[str, tuple[str, Source]], *, is_cpu: bool, folder: Path | None = None
 ) -> EngineArguments:
-    """The arguments for ``LLM``, with what the service fills in on a CPU; on a GPU vLLM's own defaults.
+    """The arguments for ``LLM``, with what the service fills in: on a CPU more, on a GPU mostly vLLM's own defaults.
 
     Args:
         args: what the backend is built from.
@@ -125,6 +128,7 @@ def build(
     if args.reasoning_parser is not None:
         values["reasoning_parser"] = args.reasoning_parser
     engine = EngineArguments(values, sources, environment, is_inline(args, is_cpu=is_cpu))
+    engine.fill("structured_outputs_config", dict(STRUCTURED_OUTPUTS))
     if is_cpu:
         engine.fill("dtype", "bfloat16")
         engine.fill("enforce_eager", True)

@@ -63,8 +63,9 @@ class VLLMOfflineBackend(VLLMBackendBase):
     def _open(self) -> None:
         """Build the ``LLM``. What is cheap to check is checked before weights are loaded."""
         self._require_needs()
-        self.prepare_arguments()
+        arguments = self.prepare_arguments()
         self.prepare_prompts()
+        self._prepare_grammars(arguments.values["structured_outputs_config"])
         logger.info("loading %s into the engine", self.args.model)
         self._llm = self._build()
         self._use_vllm_config(self._llm.llm_engine.vllm_config)
@@ -228,6 +229,7 @@ class VLLMOfflineBackend(VLLMBackendBase):
 
     def _close(self) -> None:
         self._is_finished.set()
+        self._close_grammars()
         llm, self._llm = self._llm, None
         if llm is not None:
             llm.llm_engine.engine_core.shutdown()
@@ -308,11 +310,13 @@ def _to_prompt(resolved: Resolved) -> dict[str, Any]:
 
 def _to_generation(output: Any, request: Request) -> Generation | Exception:
     """The plain values of vLLM's ``RequestOutput``; an undocumented end is an error of this request."""
-    bad = [part.finish_reason for part in output.outputs if part.finish_reason not in FINISH_REASONS]
+    is_shaped_later = request.resolved.origin is not None
+    good = (*FINISH_REASONS, "repetition") if is_shaped_later else FINISH_REASONS
+    bad = [part.finish_reason for part in output.outputs if part.finish_reason not in good]
     if bad or len(output.outputs) != request.places or not output.finished:
         return GenerationFailed(f"generation ended as {bad[0] if bad else 'incomplete'!r}")
     output.outputs.sort(key=lambda part: part.index)
-    params, is_shaped_later = request.resolved.params, request.resolved.origin is not None
+    params = request.resolved.params
     logprobs, prompt_logprobs = (None, None) if is_shaped_later else (params.logprobs, params.prompt_logprobs)
     return Generation(
         outputs=[_to_output(part, logprobs) for part in output.outputs],

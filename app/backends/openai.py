@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from app.backends.args import VLLMOfflineArgs
 from app.errors import GenerationFailed, InvalidRequest, StartError
-from app.prompts.openai import ChatCompletionRequest, OpenAIPrompt
+from app.prompts.openai import ChatCompletionRequest, OpenAIBody, OpenAIPrompt
 from app.request import AnswerHead, Resolved
 
 T = TypeVar("T")
@@ -98,12 +98,14 @@ class RequestSide(_Side):
             if isinstance(prompt.body, ChatCompletionRequest):
                 request = VLLMChatRequest.model_validate(fields)
                 self._check_tools(request)
-                return request
-            return VLLMCompletionRequest.model_validate({**fields, "prompt": NO_PROMPT})
+            else:
+                request = VLLMCompletionRequest.model_validate({**fields, "prompt": NO_PROMPT})
+            request.build_tok_params(self.chat.model_config)  # checks numbers of tokens against the context
         except ValidationError as error:
             raise _first_of(error) from error
         except VLLMClientError as error:
             raise InvalidRequest(str(error), param=getattr(error, "parameter", None)) from error
+        return request
 
     def _check_tools(self, request: Any) -> None:
         parser = self.chat.parser_cls
@@ -129,10 +131,10 @@ class RequestSide(_Side):
         from vllm.entrypoints.serve.utils.api_utils import get_max_tokens
         from vllm.sampling_params import RequestOutputKind
 
-        serving = self.serving(request)
+        serving, newer = self.serving(request), getattr(request, "max_completion_tokens", None)
         max_tokens = get_max_tokens(
             max_model_len,
-            asked_max_tokens(request),
+            request.max_tokens if newer is None else newer,
             prompt_tokens,
             serving.default_sampling_params,
             serving.override_max_tokens,
@@ -140,13 +142,6 @@ class RequestSide(_Side):
         params = request.to_sampling_params(max_tokens, serving.default_sampling_params)
         params.output_kind, params.skip_clone = RequestOutputKind.FINAL_ONLY, False
         return params
-
-
-def asked_max_tokens(request: Any) -> int | None:
-    """What the caller, or the route, has for the number of tokens to generate."""
-    newer: int | None = getattr(request, "max_completion_tokens", None)
-    older: int | None = request.max_tokens
-    return older if newer is None else newer
 
 
 class AnswerSide(_Side):
@@ -223,6 +218,26 @@ def _finish(work: Coroutine[Any, Any, T]) -> T:
         result: T = end.value
         return result
     raise RuntimeError("vLLM waits for something while it makes an answer")
+
+
+def structured_outputs_of(body: OpenAIBody) -> Any:
+    """The form that a body itself asks for, as vLLM's ``StructuredOutputsParams``; None: any.
+
+    Raises:
+        InvalidRequest: two forms at once.
+    """
+    from vllm.entrypoints.generate.base.protocol import ResponseFormat, structured_outputs_from_response_format
+    from vllm.exceptions import VLLMClientError
+    from vllm.sampling_params import StructuredOutputsParams
+
+    fields = body.model_dump(by_alias=True, exclude_none=True, include={"response_format", "structured_outputs"})
+    asked, response = fields.get("structured_outputs"), fields.get("response_format")
+    try:
+        return structured_outputs_from_response_format(
+            StructuredOutputsParams(**asked) if asked else None, ResponseFormat(**response) if response else None
+        )
+    except (ValidationError, VLLMClientError) as error:
+        raise InvalidRequest(str(error), param="response_format") from error
 
 
 def check_parsers(args: VLLMOfflineArgs) -> None:

@@ -25,28 +25,6 @@ def check_context(prompt_tokens: int, max_model_len: int, *, at_least: bool = Fa
     )
 
 
-def check_room(prompt_tokens: int, max_tokens: int, max_model_len: int) -> None:
-    """The prompt must leave room for all tokens that are asked for, as OpenAI's routes have it.
-
-    Args:
-        prompt_tokens: length of the prompt in tokens.
-        max_tokens: tokens that are asked for; 0 where the answer may go to the end of the context.
-        max_model_len: context length in tokens.
-
-    Raises:
-        ContextLengthExceeded: it does not.
-    """
-    if prompt_tokens + max_tokens <= max_model_len:
-        return
-    raise ContextLengthExceeded(
-        f"the prompt has {prompt_tokens} tokens and {max_tokens} are asked for; this model's context is "
-        f"{max_model_len}: shorten the prompt, or ask for fewer tokens",
-        param=None,
-        prompt_tokens=prompt_tokens,
-        limit=max_model_len,
-    )
-
-
 def check_token_ids(ids: list[int], vocab_size: int, param: str) -> None:
     """Every id must be an integer of the vocabulary, 0 to ``vocab_size`` − 1.
 

@@ -169,7 +169,9 @@ class CommonFields(SamplingFields):
         None, description="Where tokens are cut off by `truncate_prompt_tokens`. Default: left."
     )
     add_special_tokens: bool | None = Field(None, description="Whether the tokenizer adds its special tokens.")
-    spaces_between_special_tokens: bool | None = Field(None, description="As in vLLM. Default: true.")
+    spaces_between_special_tokens: bool | None = Field(
+        None, description="Put a space between special tokens that are kept in the text. Default: true."
+    )
     repetition_detection: dict[str, int] | None = Field(
         None, max_length=3, description="vLLM's `max_pattern_size`, `min_pattern_size` and `min_count`, in tokens."
     )
@@ -192,6 +194,16 @@ class CommonFields(SamplingFields):
     return_tokens_as_token_ids: bool | None = Field(
         None, description="Write the tokens of logprobs as `token_id:17`. Default: false."
     )
+
+    @property
+    def forms_text(self) -> bool:
+        """Whether the body says which form the text must have."""
+        return self.structured_outputs is not None or self.response_format is not None
+
+    @property
+    def form_param(self) -> str:
+        """The field that says so."""
+        return "structured_outputs" if self.response_format is None else "response_format"
 
     @property
     def top_count(self) -> int:
@@ -281,7 +293,7 @@ class ChatCompletionRequest(CommonFields):
         None, ge=1, le=MAX_TOKENS, description="Most tokens to generate. Default: to the end of the context."
     )
     max_completion_tokens: int | None = Field(
-        None, ge=1, le=MAX_TOKENS, description="The same under its newer name, which goes before."
+        None, ge=1, le=MAX_TOKENS, description="`max_tokens` under its newer name, which goes before."
     )
     # A number on the other routes.
     logprobs: bool | None = Field(None, description="List the generated tokens with their logprobs. Default: false.")
@@ -332,6 +344,11 @@ class ChatCompletionRequest(CommonFields):
                 {"param": "continue_final_message"},
             )
         return self
+
+    @property
+    def forms_text(self) -> bool:
+        """Whether the body says which form the text must have; tools do so as well."""
+        return super().forms_text or self.tools is not None
 
     @property
     def top_count(self) -> int:
