@@ -54,7 +54,10 @@ class Resolved:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """One generated sequence; ``repetition`` only where an OpenAI body asks for its detection. ``logprobs`` has one entry a token, already in the wire's shape."""
+    """One generated sequence. ``logprobs`` has one entry a token, already in the wire's shape.
+
+    ``repetition`` is the end only where an OpenAI body asks for its detection.
+    """
 
     index: int
     text: str

@@ -106,7 +106,8 @@ def openai_body(value: Any, model: type[OpenAIBody]) -> OpenAIParsed:
         if (reason := refusal(name, item)) is not None:
             raise InvalidRequest(reason, param=name)
     known = {name: item for name, item in value.items() if name in model.field_names()}
-    return OpenAIParsed(_validate(model, known), ignored(value, model))
+    body = _validate(model, known)
+    return OpenAIParsed(body, ignored(value, body))
 
 
 def _defaults(value: Any) -> dict[str, Any]:

@@ -7,7 +7,6 @@ threads use at once fails with "Already borrowed".
 import asyncio
 import contextlib
 import copy
-import inspect
 import logging
 import re
 from abc import abstractmethod
@@ -16,6 +15,7 @@ from typing import Any
 
 from app.backends import grammar
 from app.backends.args import BackendArgs, VLLMOfflineArgs
+from app.backends.conversation import Conversations
 from app.backends.grammar import GrammarChecker
 from app.backends.openai import AnswerSide, Origin, RequestSide, structured_outputs_of
 from app.backends.registry import Backend
@@ -23,18 +23,14 @@ from app.errors import InvalidRequest, ServiceError, StartError
 from app.prompts import bounds
 from app.prompts.openai import ChatCompletionRequest, OpenAIBody, OpenAIPrompt, Work
 from app.prompts.sampling import SamplingFields
-from app.prompts.spec import ChatMessage, GenerateRequest
-from app.prompts.templates import RequestFormat, join_plain, load_request_format
+from app.prompts.spec import GenerateRequest
+from app.prompts.templates import RequestFormat, load_request_format
 from app.request import Answer, AnswerHead, Resolved
 
 logger = logging.getLogger(__name__)
 
 COUNTED_CHARS = 2**19
 """A longer text is not tokenized when it cannot fit: its length in tokens is then a lower bound."""
-NO_TEMPLATE = (
-    "this model has no chat template: start the service with request_format=plain, or with a template file, "
-    "or send `prompt` instead"
-)
 
 
 class VLLMBackendBase(Backend):
@@ -50,7 +46,6 @@ class VLLMBackendBase(Backend):
         self._tokenizer: Any = None
         self._format = RequestFormat("default")
         self._defaults: dict[str, Any] = {}
-        self._has_template = False
         self._grammars: GrammarChecker | None = None
 
     @abstractmethod
@@ -75,17 +70,11 @@ class VLLMBackendBase(Backend):
         self._tokenizer = copy.deepcopy(self._get_tokenizer())
         if self._tokenizer is None:
             raise StartError("vllm_config: skip_tokenizer_init leaves the service without a tokenizer")
-        self._format = load_request_format(self.args.request_format)
         self._vocab_size = int(model_config.get_vocab_size())
         self._defaults = dict(model_config.get_diff_sampling_param())
-        self._hf_template_arguments = frozenset(inspect.signature(self._tokenizer.apply_chat_template).parameters)
-        self._has_template = self._format.kind == "plain" or self._find_template() is not None
-        if self._has_template:
-            self._try_format()
-        elif self.args.is_template_asked_for:
-            raise StartError(f"request_format: default-template was asked for, but {NO_TEMPLATE}")
-        else:
-            logger.warning(NO_TEMPLATE)
+        self._format = load_request_format(self.args.request_format)
+        self.conversations = Conversations(self._format, self._tokenizer, model_config)
+        self.conversations.prove(is_template_asked_for=self.args.is_template_asked_for)
 
     def _prepare_grammars(self, structured_outputs: dict[str, Any]) -> None:
         """Start the process that tries grammars out, which warms up while the engine is built.
@@ -109,42 +98,6 @@ class VLLMBackendBase(Backend):
         assert isinstance(self.args, VLLMOfflineArgs)
         self._requests = RequestSide(vllm_config, self._tokenizer, self.args)
         self._answers = AnswerSide(vllm_config, copy.deepcopy(self._tokenizer), self.args)
-
-    def _find_template(self) -> str | None:
-        from vllm.renderers.hf import resolve_chat_template
-
-        template: str | None = resolve_chat_template(
-            self._tokenizer, self._format.template, None, model_config=self._model_config
-        )
-        return template
-
-    def _try_format(self) -> None:
-        """Render a conversation of one message, so that a broken template fails the start, not the first caller."""
-        trial = GenerateRequest(messages=[ChatMessage(role="user", content="Hello")])
-        try:
-            ids = self._conversation_ids(trial, trial.messages or [])
-        except InvalidRequest as error:
-            raise StartError(
-                f"request_format: {self._format.source} fails on a user's message: {error.message}"
-            ) from error
-        if not ids:
-            raise StartError(f"request_format: {self._format.source} renders a user's message to nothing")
-
-    @property
-    def has_template(self) -> bool:
-        """Whether conversations can be served; known once prepared."""
-        return self._has_template
-
-    def bos_repeats(self) -> tuple[int, int]:
-        """How many BOS tokens a user's message and a text begin with, before those too many are dropped."""
-        trial = GenerateRequest(messages=[ChatMessage(role="user", content="Hello")])
-        text, _ = self._conversation(trial.messages or [], self._template_arguments(trial), "messages")
-        chat = self._tokenizer.encode(text, add_special_tokens=self._format.kind == "plain")
-        return self._leading_bos(chat), self._leading_bos(self._tokenizer.encode("Hello", add_special_tokens=True))
-
-    def _leading_bos(self, ids: list[int]) -> int:
-        bos = self._tokenizer.bos_token_id
-        return next((count for count, token in enumerate(ids) if bos is None or token != bos), len(ids))
 
     async def resolve(self, bodies: Sequence[Work]) -> list[Resolved | ServiceError]:
         """As the base class does; what forms a text is tried out first, where it can do no harm."""
@@ -227,20 +180,22 @@ class VLLMBackendBase(Backend):
 
     def _openai_prompt(self, prompt: OpenAIPrompt, request: Any) -> tuple[list[int], Origin]:
         """The ids of a prompt before it is truncated, and what its answer will be made from."""
-        body, keep = prompt.body, prompt.body.truncate_prompt_tokens
+        body = prompt.body
         if isinstance(prompt.prompt, list):
             return prompt.prompt, Origin(request, None, [], {})
         if isinstance(body, ChatCompletionRequest):
-            self._check_template_variables(body.chat_template_kwargs or {})
+            self.conversations.check_variables(body.chat_template_kwargs or {})
             arguments = self._requests.template_arguments(request)
             tools = None if request.tools is None else [tool.model_dump() for tool in request.tools]
-            text, conversation = self._conversation(body.messages, arguments, "messages", tools)
-            has_special_tokens = self._format.kind != "plain" and not body.add_special_tokens
+            text, conversation = self.conversations.text_of(body.messages, arguments, "messages", tools)
+            origin, adds = Origin(request, text, conversation, arguments), self.conversations.is_plain
         else:
-            text, conversation, arguments = str(prompt.prompt), [], {}
-            has_special_tokens = body.add_special_tokens is False
-        ids = self._encode(text, keep, add_special_tokens=not has_special_tokens)
-        return ids, Origin(request, text, conversation, arguments)
+            origin, adds = Origin(request, str(prompt.prompt), [], {}), True
+        adds = adds if body.add_special_tokens is None else body.add_special_tokens
+        keeps_head = body.truncation_side == "right"
+        keep = body.truncate_prompt_tokens
+        ids = self._encode(str(origin.text), keep, add_special_tokens=adds, keeps_head=keeps_head)
+        return ids, origin
 
     def _prompt_ids(self, body: GenerateRequest) -> list[int]:
         if body.prompt_token_ids is not None:
@@ -248,77 +203,20 @@ class VLLMBackendBase(Backend):
         if body.prompt is not None:
             return self._encode(body.prompt, body.truncate_prompt_tokens, add_special_tokens=True)
         messages = body.messages or (body.columns.messages() if body.columns else [])
-        return self._conversation_ids(body, messages)
+        text, _ = self.conversations.text_of(messages, self.conversations.arguments(body), _prompt_param(body))
+        # A conversation that a template has rendered holds its special tokens already.
+        return self._encode(text, body.truncate_prompt_tokens, add_special_tokens=self.conversations.is_plain)
 
-    def _encode(self, text: str, keep: int | None, *, add_special_tokens: bool) -> list[int]:
+    def _encode(self, text: str, keep: int | None, *, add_special_tokens: bool, keeps_head: bool = False) -> list[int]:
         """Token ids of a text, one BOS at most; of a far too long one only what ``keep`` may need."""
         longest = int(self._tokenizer.max_chars_per_token)
         fitting_chars = max(COUNTED_CHARS, self.max_model_len * longest)
         if len(text) > fitting_chars:
             if keep is None:
                 bounds.check_context(-(-len(text) // longest), self.max_model_len, at_least=True)
-            text = text[-fitting_chars:]
+            text = text[:fitting_chars] if keeps_head else text[-fitting_chars:]
         ids = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
         return bounds.one_bos(ids, self._tokenizer.bos_token_id)
-
-    def _conversation_ids(self, body: GenerateRequest, messages: list[ChatMessage]) -> list[int]:
-        text, _ = self._conversation(messages, self._template_arguments(body), _prompt_param(body))
-        # A rendered conversation holds its special tokens already.
-        return self._encode(text, body.truncate_prompt_tokens, add_special_tokens=self._format.kind == "plain")
-
-    def _conversation(
-        self, messages: list[ChatMessage], arguments: dict[str, Any], param: str, tools: list[Any] | None = None
-    ) -> tuple[str, list[Any]]:
-        """A conversation as text, after the setting ``request_format``; and as the template saw it."""
-        if self._format.kind == "plain":
-            return join_plain(messages), [message.for_vllm() for message in messages]
-        if not self._has_template:
-            raise InvalidRequest(NO_TEMPLATE, param=param)
-        return self._render(messages, arguments, param, tools)
-
-    def _render(
-        self, messages: list[ChatMessage], arguments: dict[str, Any], param: str, tools: list[Any] | None
-    ) -> tuple[str, list[Any]]:
-        """A conversation through the chat template, which runs in transformers' sandbox."""
-        from vllm.renderers.chat_utils import parse_chat_messages
-        from vllm.renderers.hf import resolve_chat_template_content_format, safe_apply_chat_template
-
-        config, template = self._model_config, self._format.template
-        try:
-            content_format = resolve_chat_template_content_format(
-                template, tools, "auto", self._tokenizer, model_config=config
-            )
-            conversation, _, _ = parse_chat_messages(
-                [message.for_vllm() for message in messages], config, content_format
-            )
-            text: str = safe_apply_chat_template(
-                config,
-                self._tokenizer,
-                conversation,
-                tools=tools,
-                chat_template=template,
-                tokenize=False,
-                **arguments,
-            )
-        except InvalidRequest:
-            raise
-        except Exception as error:
-            raise InvalidRequest(f"the chat template refuses this: {error}", param=param) from error
-        return text, conversation
-
-    def _template_arguments(self, body: GenerateRequest) -> dict[str, Any]:
-        """The variables of the template."""
-        extra = body.chat_template_kwargs or {}
-        self._check_template_variables(extra)
-        goes_on = bool(body.continue_final_message)
-        prompt = not goes_on if body.add_generation_prompt is None else body.add_generation_prompt
-        return {"add_generation_prompt": prompt, "continue_final_message": goes_on, **extra}
-
-    def _check_template_variables(self, extra: dict[str, Any]) -> None:
-        """The caller may not reach transformers' own arguments."""
-        for name in extra:
-            if name in self._hf_template_arguments or name == "messages":
-                raise InvalidRequest(f"{name} cannot be set here", param=f"chat_template_kwargs.{name}")
 
     def _sampling_params(self, body: GenerateRequest, prompt_tokens: int) -> Any:
         """A fresh ``SamplingParams`` over the model's generation defaults, as vLLM's server makes it."""

@@ -90,10 +90,10 @@ class Checkup:
 
     def _try_template(self) -> Finding:
         self._backend.prepare_prompts()
-        if not self._backend.has_template:
+        if not self._backend.conversations.is_possible:
             advice = "start with request_format=plain, or with a template file; `prompt` is served without"
             return Finding(TEMPLATE, "warn", "the model has none: `messages` will be refused", advice)
-        chat, text = self._backend.bos_repeats()
+        chat, text = self._backend.conversations.bos_repeats()
         source = self._backend.info()["request_format"]
         if chat > 1:
             advice = "take bos_token out of the template; the service drops all but one, other servers may not"

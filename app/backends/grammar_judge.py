@@ -1,4 +1,4 @@
-"""What xgrammar makes of a grammar: compiled as vLLM does it, looked over for loops, and walked for some tokens.
+"""What xgrammar makes of a grammar: looked over for loops, compiled as vLLM does it, and walked for some tokens.
 
 Runs in processes that may die of it (``grammar_child``); vLLM is not imported here.
 """
@@ -39,6 +39,7 @@ class Judge:
     """
 
     def __init__(self, tokenizer_info: str, *, disable_any_whitespace: bool) -> None:
+        import numpy as np
         import xgrammar
 
         self._xgrammar = xgrammar
@@ -46,7 +47,7 @@ class Judge:
         self._is_compact = disable_any_whitespace
         self._compiler = xgrammar.GrammarCompiler(self._tokenizer_info, max_threads=1, cache_enabled=False)
         vocabulary = self._tokenizer_info.decoded_vocab
-        self._closers = frozenset(token for token, text in enumerate(vocabulary) if text in CLOSERS)
+        self._is_closer = np.array([text in CLOSERS for text in vocabulary])
 
     def judge(self, kind: str, spec: str) -> str | None:
         """What is wrong with a grammar; None: nothing.
@@ -58,6 +59,8 @@ class Judge:
         if reason := _wrong_at_sight(kind, spec):
             return f"{NOUNS[kind]} {reason}"
         try:
+            if (rule := self._endless_rule(kind, spec)) is not None:
+                return f"{NOUNS[kind]} {_of_endless(kind, rule)}"
             compiled = self._compile(kind, spec)
         except MemoryError:
             raise
@@ -65,12 +68,23 @@ class Judge:
             if "bad_alloc" in str(error):
                 raise MemoryError from error
             return f"{NOUNS[kind]} is wrong: {clean(error)}"
-        if (rule := endless_rule(json.loads(compiled.grammar.serialize_json()))) is not None:
-            return f"{NOUNS[kind]} {_of_endless(kind, rule)}"
         if (position := self._walk(compiled)) is not None:
             where = "" if position == 0 else f" after {position} tokens"
             return f"{NOUNS[kind]} allows no token{where}: no text can match it"
         return None
+
+    def _endless_rule(self, kind: str, spec: str) -> str | None:
+        """Looks at the grammar as it is written: compiled, its form as JSON grows with the square of its size."""
+        parsers: dict[str, Callable[..., Any]] = {
+            "json": self._xgrammar.Grammar.from_json_schema,
+            "grammar": self._xgrammar.Grammar.from_ebnf,
+            "lark": self._xgrammar.Grammar.from_lark,
+            "structural_tag": self._xgrammar.Grammar.from_structural_tag,
+        }
+        if kind not in parsers:
+            return None  # nothing in it can refer to anything
+        arguments = _structural_tag(self._xgrammar, spec) if kind == "structural_tag" else (spec,)
+        return endless_rule(json.loads(parsers[kind](*arguments).serialize_json()))
 
     def _compile(self, kind: str, spec: str) -> Any:
         """The same calls as in vLLM's ``XgrammarBackend.compile_grammar``."""
@@ -87,19 +101,9 @@ class Judge:
             "choice": compiler.compile_grammar,
             "grammar": compiler.compile_grammar,
             "lark": compiler.compile_lark,
-            "structural_tag": self._compile_structural_tag,
+            "structural_tag": lambda text: compiler.compile_structural_tag(*_structural_tag(self._xgrammar, text)),
         }
         return calls[kind](spec)
-
-    def _compile_structural_tag(self, spec: str) -> Any:
-        tag = json.loads(spec)
-        if "structures" not in tag:
-            return self._compiler.compile_structural_tag(spec)
-        items = [
-            self._xgrammar.StructuralTagItem(begin=item["begin"], schema=json.dumps(item["schema"]), end=item["end"])
-            for item in tag["structures"]
-        ]
-        return self._compiler.compile_structural_tag(items, tag["triggers"])
 
     def _walk(self, compiled: Any) -> int | None:
         """Let some allowed tokens through, the same ones each time; the position at which none is allowed."""
@@ -109,22 +113,33 @@ class Judge:
         for position in range(WALK_STEPS):
             matcher.fill_next_token_bitmask(bitmask)
             allowed = _set_bits(bitmask)
-            if not allowed:
+            if allowed.size == 0:
                 return position
-            closers = [token for token in allowed if token in self._closers]
-            matcher.accept_token(dice.choice(closers if closers and position % 2 else allowed))
+            closers = allowed[self._is_closer[allowed]]
+            choice = closers if position % 2 and closers.size else allowed
+            matcher.accept_token(int(choice[dice.randrange(choice.size)]))
             if matcher.is_terminated():
                 return None
         return None
 
 
-def _set_bits(bitmask: Any) -> list[int]:
-    """The token ids that a bitmask allows."""
+def _structural_tag(xgrammar: Any, spec: str) -> tuple[Any, ...]:
+    """What vLLM gives to xgrammar for a structural tag: an older form comes in parts."""
+    tag = json.loads(spec)
+    if "structures" not in tag:
+        return (spec,)
+    items = [
+        xgrammar.StructuralTagItem(begin=item["begin"], schema=json.dumps(item["schema"]), end=item["end"])
+        for item in tag["structures"]
+    ]
+    return items, tag["triggers"]
+
+
+def _set_bits(bitmask: Any) -> Any:
+    """The token ids that a bitmask allows, as an array."""
     import numpy as np
 
-    bits = np.unpackbits(bitmask.numpy().view(np.uint8), bitorder="little")
-    ids: list[int] = np.flatnonzero(bits).tolist()
-    return ids
+    return np.flatnonzero(np.unpackbits(bitmask.numpy().view(np.uint8), bitorder="little"))
 
 
 def _wrong_at_sight(kind: str, spec: str) -> str | None:

@@ -10,8 +10,8 @@ from typing import Any, ClassVar, TypeVar
 
 from app.backends.args import BackendArgs
 from app.backends.thread import EngineThread
-from app.errors import InvalidRequest, ModelNotFound, ServiceError
-from app.prompts.openai import Work
+from app.errors import ContextLengthExceeded, InvalidRequest, ModelNotFound, ServiceError
+from app.prompts.openai import OpenAIPrompt, Work
 from app.request import Answer, AnswerHead, Outcome, Resolved, Window
 
 logger = logging.getLogger(__name__)
@@ -149,6 +149,8 @@ class Backend(ABC):
                 )
             return self._resolve(body)
         except ServiceError as error:
+            if isinstance(error, ContextLengthExceeded) and isinstance(body, OpenAIPrompt):
+                error.param = body.param  # which of a list of prompts
             return error
         except Exception as error:
             logger.exception("a request could not be resolved")

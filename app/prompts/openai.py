@@ -14,7 +14,7 @@ from pydantic_core import PydanticCustomError
 
 from app.prompts.sampling import MAX_LOGPROBS, MAX_SEED, MAX_TOKENS, MIN_SEED, SamplingFields
 from app.prompts.spec import MAX_LABEL_CHARS, MAX_MESSAGES, MAX_PARTS, ChatMessage, GenerateRequest, text_chars
-from app.prompts.strict import StrictModel
+from app.prompts.strict import OpenModel, StrictModel, extras
 
 MAX_TOOLS = 128
 MAX_CHOICES = 1000
@@ -78,7 +78,7 @@ REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
 """By name: values that ask for nothing (null beside them), and what to know."""
 
 
-class StreamOptions(StrictModel):
+class StreamOptions(OpenModel):
     """What a streamed answer holds beside its text."""
 
     include_usage: bool | None = Field(None, description="End with a chunk that has `usage`. Default: false.")
@@ -86,7 +86,7 @@ class StreamOptions(StrictModel):
     include_obfuscation: bool | None = Field(None, description="OpenAI's; of no effect here.")
 
 
-class JsonSchema(StrictModel):
+class JsonSchema(OpenModel):
     """A JSON schema under a name, as OpenAI has it."""
 
     name: str = Field(max_length=MAX_LABEL_CHARS, description="Name of the format; of no effect here.")
@@ -95,7 +95,7 @@ class JsonSchema(StrictModel):
     strict: bool | None = Field(None, description="Of no effect: the schema always holds.")
 
 
-class ResponseFormat(StrictModel):
+class ResponseFormat(OpenModel):
     """The form that the text must have."""
 
     type: Literal["text", "json_object", "json_schema"] = Field(
@@ -210,6 +210,11 @@ class CommonFields(SamplingFields):
         """How many likeliest tokens are listed at a position."""
         return max(int(self.logprobs or 0), self.prompt_logprobs or 0)
 
+    @property
+    def open_fields(self) -> tuple[str, ...]:
+        """The fields within which unknown ones are ignored."""
+        return ("stream_options", "response_format")
+
     def for_vllm(self) -> dict[str, Any]:
         """The fields that were given, as vLLM's request takes them; the prompt is not among them."""
         return self.model_dump(by_alias=True, exclude_none=True, exclude={"messages", "prompt"})
@@ -251,29 +256,31 @@ def _is_of_one_kind(items: list[Any]) -> bool:
     return kind in (str, int, list) and all(type(item) is kind for item in items)
 
 
-class FunctionSpec(StrictModel):
+class FunctionSpec(OpenModel):
     """A function that the model may call."""
 
     name: str = Field(min_length=1, max_length=MAX_LABEL_CHARS, description="Name of the function.")
     description: str | None = Field(None, description="What it does, for the model.")
     parameters: dict[str, Any] | None = Field(None, description="JSON schema of its arguments.")
     strict: bool | None = Field(None, description="Whether the arguments must satisfy the schema, as in vLLM.")
+    defer_loading: bool | None = Field(None, description="For chat templates that know it.")
 
 
-class Tool(StrictModel):
+class Tool(OpenModel):
     """A tool that the model may use."""
 
     type: Literal["function"] = Field(description="The kind of tool: `function`.")
     function: FunctionSpec = Field(description="The function.")
+    defer_loading: bool | None = Field(None, description="For chat templates that know it.")
 
 
-class FunctionName(StrictModel):
+class FunctionName(OpenModel):
     """A function by its name."""
 
     name: str = Field(min_length=1, max_length=MAX_LABEL_CHARS, description="Name of the function.")
 
 
-class NamedTool(StrictModel):
+class NamedTool(OpenModel):
     """The tool that must be used."""
 
     type: Literal["function"] = Field(description="The kind of tool: `function`.")
@@ -355,6 +362,11 @@ class ChatCompletionRequest(CommonFields):
         """How many likeliest tokens are listed at a position."""
         return max(self.top_logprobs or 0, self.prompt_logprobs or 0)
 
+    @property
+    def open_fields(self) -> tuple[str, ...]:
+        """The fields within which unknown ones are ignored."""
+        return (*super().open_fields, "tools", "tool_choice")
+
     def for_vllm(self) -> dict[str, Any]:
         """The fields that were given; the messages in their place stand for roles alone."""
         return {**super().for_vllm(), "messages": [message.for_vllm() for message in self.messages]}
@@ -400,8 +412,8 @@ class OpenAIPrompt:
 
     @property
     def model(self) -> str | None:
-        """The model that is asked for."""
-        return self.body.model
+        """The model that is asked for; as in vLLM no name is any."""
+        return self.body.model or None
 
     @property
     def priority(self) -> int:
@@ -443,6 +455,13 @@ def refusal(name: str, value: Any) -> str | None:
     return None if asks_for_nothing else f"not supported: {reason}"
 
 
-def ignored(names: Iterable[str], model: type[StrictModel]) -> list[str]:
-    """Those of the names that are of no effect because nothing here knows them."""
-    return [name for name in names if name not in model.field_names() and name not in HARMLESS and name not in REFUSED]
+def ignored(names: Iterable[str], body: OpenAIBody) -> list[str]:
+    """The fields that are of no effect because nothing here knows them.
+
+    Args:
+        names: of all fields that came.
+        body: what was made of those that are known.
+    """
+    known = body.field_names()
+    on_top = [name for name in names if name not in known and name not in HARMLESS and name not in REFUSED]
+    return on_top + [path for name in body.open_fields for path in extras(getattr(body, name), name)]

@@ -1,7 +1,7 @@
 """The base of every body: strict types, unknown fields refused with the nearest known one."""
 
 import difflib
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, model_validator
@@ -39,6 +39,23 @@ class StrictModel(BaseModel):
         if cls._names is None:
             cls._names = {field.alias or name for name, field in cls.model_fields.items()}
         return cls._names
+
+
+class OpenModel(BaseModel):
+    """A JSON object with strict types, in which unknown fields are of no effect; they are kept, to be told of."""
+
+    model_config = ConfigDict(extra="allow", strict=True, protected_namespaces=())
+
+
+def extras(value: Any, path: str) -> Iterator[str]:
+    """The paths of the unknown fields within a value that holds open models."""
+    if isinstance(value, list):
+        for index, item in enumerate(value):
+            yield from extras(item, f"{path}.{index}")
+    elif isinstance(value, OpenModel):
+        yield from (f"{path}.{name}" for name in value.model_extra or {})
+        for name, field in type(value).model_fields.items():
+            yield from extras(getattr(value, name), f"{path}.{field.alias or name}")
 
 
 def unknown(name: str, known: Iterable[str]) -> str:

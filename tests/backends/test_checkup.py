@@ -3,6 +3,7 @@
 import dataclasses
 import sys
 import types
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -135,8 +136,8 @@ def test_the_chat_template_and_its_bos(
     words: str,
 ) -> None:
     monkeypatch.setattr(VLLMOfflineBackend, "prepare_prompts", lambda self: None)
-    monkeypatch.setattr(VLLMOfflineBackend, "has_template", has_template)
-    monkeypatch.setattr(VLLMOfflineBackend, "bos_repeats", lambda self: bos)
+    conversations = SimpleNamespace(is_possible=has_template, bos_repeats=lambda: bos)
+    monkeypatch.setattr(VLLMOfflineBackend, "conversations", conversations, raising=False)
     monkeypatch.setattr(VLLMOfflineBackend, "info", lambda self: {"request_format": "default-template"})
 
     finding = stages.run(checkup.TEMPLATE)
