@@ -62,7 +62,6 @@ def create_app(settings: Settings | None = None, backend: Backend | None = None)
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
-        generate_unique_id_function=lambda route: route.path.strip("/"),  # names in generated clients
         root_path=settings.root_path,
     )
     app.state.service = service

@@ -7,8 +7,8 @@ from app.prompts.openai import StreamOptions
 from app.request import Answer
 
 OBJECTS = {"chat.completion": "chat.completion.chunk", "text_completion": "text_completion"}
-OF_A_CHOICE = ("logprobs", "stop_reason", "token_ids", "prompt_token_ids")
-"""Of a choice, beside its text: what its chunk holds, when it is there."""
+OF_A_CHOICE = ("logprobs", "token_ids", "prompt_token_ids")
+"""Of a choice, beside its text: what the chunk with the text holds, when it is there."""
 OF_THE_PROMPT = ("prompt_token_ids", "prompt_text")
 """Of a chat's answer: what its first chunk holds, when it is there."""
 Json = dict[str, Any]
@@ -47,7 +47,10 @@ def _usages(answers: Sequence[Answer]) -> Iterator[tuple[int, int]]:
 
 
 def _choices(answer: Json, usages: list[tuple[int, int]]) -> Iterator[tuple[Json, Json]]:
-    """Choices of chunks, each with the usage up to there: the roles of a chat first, then the texts."""
+    """Choices of chunks, each with the usage up to there: the roles of a chat, then the texts, then its ends.
+
+    In a chat the end comes in a chunk of its own: OpenAI's SDK looks for tool calls only before it.
+    """
     is_chat = answer["object"] == "chat.completion"
     choices = list(zip(answer["choices"], usages, strict=True))
     for choice, (prompt, _) in choices if is_chat else ():
@@ -57,7 +60,13 @@ def _choices(answer: Json, usages: list[tuple[int, int]]) -> Iterator[tuple[Json
         said = {"delta": _delta(choice["message"])} if is_chat else {"text": choice["text"]}
         beside = {key: choice[key] for key in OF_A_CHOICE if choice.get(key) is not None}
         ends = {"finish_reason": choice["finish_reason"]}
-        yield {"index": choice["index"], **said, "logprobs": None, **beside, **ends}, _usage(prompt, completion)
+        if choice.get("stop_reason") is not None:
+            ends["stop_reason"] = choice["stop_reason"]
+        usage = _usage(prompt, completion)
+        with_text = {"finish_reason": None} if is_chat else ends
+        yield {"index": choice["index"], **said, "logprobs": None, **beside, **with_text}, usage
+        if is_chat:
+            yield {"index": choice["index"], "delta": {}, "logprobs": None, **ends}, usage
 
 
 def _usage(prompt: int, completion: int) -> Json:
@@ -65,7 +74,10 @@ def _usage(prompt: int, completion: int) -> Json:
 
 
 def _delta(message: Json) -> Json:
+    calls = message.get("tool_calls")
     delta = {key: message[key] for key in ("content", "reasoning") if message.get(key) is not None}
-    if calls := message.get("tool_calls"):
+    if calls:
+        if not delta.get("content"):
+            delta.pop("content", None)
         delta["tool_calls"] = [{"index": index, **call} for index, call in enumerate(calls)]
     return delta

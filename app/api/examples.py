@@ -318,6 +318,8 @@ _INFO = {
         "vllm_config": {},
         "fake_config": {},
         "request_format": "default-template",
+        "tool_call_parser": None,
+        "reasoning_parser": None,
         "image_placeholder": "<image>",
         "audio_placeholder": "<|audio|>",
         "default_max_tokens": 256,

@@ -186,7 +186,7 @@ class VLLMBackendBase(Backend):
         if isinstance(body, ChatCompletionRequest):
             self.conversations.check_variables(body.chat_template_kwargs or {})
             arguments = self._requests.template_arguments(request)
-            tools = None if request.tools is None else [tool.model_dump() for tool in request.tools]
+            tools = self._requests.tools(body)
             text, conversation = self.conversations.text_of(body.messages, arguments, "messages", tools)
             origin, adds = Origin(request, text, conversation, arguments), self.conversations.is_plain
         else:

@@ -34,9 +34,12 @@ CHILD_ENVIRONMENT = {
 }
 MAX_SPEC_CHARS = 1 << 20
 """Of a schema, pattern or grammar: far beyond what compiles in time."""
+MAX_PROPERTIES = 1000
+"""Of a schema, with those of the schemas within: a thousand optional ones take seconds to compile, more explode."""
 CACHED_VERDICTS = 4096
 CHECK_TIMEOUT_S = 120.0
 """The longest that a check waits: for the child to warm up, and for those before it."""
+PROPERTIES = ("properties", "patternProperties")
 END_S = 2.0
 Verdict = str | None
 """What is wrong; None: nothing."""
@@ -108,7 +111,7 @@ class GrammarChecker:
             asked = self._current().ask(kind, spec)
             self.made += 1
             self._verdicts[key] = asked
-            if len(self._verdicts) > CACHED_VERDICTS:
+            while len(self._verdicts) > CACHED_VERDICTS:
                 self._verdicts.popitem(last=False)
         asked.add_done_callback(lambda done: self._forget_failure(key, done))
         return asked
@@ -331,6 +334,7 @@ def _check_size(kind: str, chars: int) -> None:
 
 
 def _check_json(kind: str, spec: str) -> None:
+    from vllm.exceptions import VLLMValidationError
     from vllm.sampling_params import check_json_nesting
 
     try:
@@ -338,10 +342,22 @@ def _check_json(kind: str, spec: str) -> None:
         parsed = json.loads(spec)
     except json.JSONDecodeError as error:
         raise InvalidRequest(f"{NOUNS[kind]} is not JSON: {error}") from error
-    except ValueError as error:
+    except VLLMValidationError as error:
         raise InvalidRequest(f"{NOUNS[kind]} cannot be used: {clean(error)}") from error
+    if (properties := _count_properties(parsed)) > MAX_PROPERTIES:
+        raise InvalidRequest(f"{NOUNS[kind]} has {properties} properties; the limit is {MAX_PROPERTIES}")
     if kind == "json" and (feature := unsupported_feature(parsed)) is not None:
         raise InvalidRequest(f"the JSON schema uses what xgrammar does not support: {feature}; leave it out")
+
+
+def _count_properties(part: Any) -> int:
+    """Of all the schemas within; the nesting is bounded before."""
+    if isinstance(part, list):
+        return sum(map(_count_properties, part))
+    if not isinstance(part, dict):
+        return 0
+    own = sum(len(part[key]) for key in PROPERTIES if isinstance(part.get(key), dict))
+    return own + sum(map(_count_properties, part.values()))
 
 
 def unsupported_feature(schema: Any) -> str | None:

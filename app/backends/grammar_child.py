@@ -20,11 +20,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from app.backends.grammar_judge import NOUNS, Judge
+from app.backends.grammar_judge import COMPILE, NOUNS, PARSE, WALK, WALK_STEPS, Judge
 
-MAX_CPU_S = 0.5
-"""Processor time of one check: ordinary schemas take hundredths of it."""
-MAX_WALL_S = 10.0
+MAX_CPU_S = {PARSE: 0.5, COMPILE: 10.0, WALK: 0.5}
+"""Processor time of each stage of a check: ordinary grammars take hundredths of a second in all, but a bound on the
+length of a string takes up to two seconds to compile, and so does each further one. ``COMPILE`` is for a vocabulary of
+``VOCABULARY`` tokens, and more for a larger one."""
+VOCABULARY = 50_000
+MAX_WALL_S = 60.0
 """For a fork that gets no processor; what it would have said is not known then."""
 MAX_BYTES = 512 << 20
 """Address space of one check beside what this process has."""
@@ -158,11 +161,15 @@ class Zygote:
 def _verdict(fork: Fork, status: int) -> dict[str, Any]:
     """What a fork has said, or what its end says."""
     kind = fork.check.kind
-    smaller = SMALLER.get(kind, "make it smaller and less ambiguous")
+    *_, last = [json.loads(line) for line in fork.said.splitlines()] or [{"error": "it said nothing"}]
     if status == 0:
-        return dict(json.loads(fork.said))
+        return dict(last)
+    smaller = SMALLER.get(kind, "make it smaller and less ambiguous")
+    if status == -signal.SIGPROF and last.get("stage") == WALK:
+        slow = f"takes too long to follow, more than {last['cpu_s']:g} s for {WALK_STEPS} tokens"
+        return {"message": f"{NOUNS[kind]} {slow}: make it less ambiguous, without repetitions within repetitions"}
     if status == -signal.SIGPROF:
-        return {"message": f"{NOUNS[kind]} takes more than {MAX_CPU_S:g} s to compile: {smaller}"}
+        return {"message": f"{NOUNS[kind]} takes more than {last['cpu_s']:g} s to {last['stage']}: {smaller}"}
     if status == -signal.SIGABRT:
         return {"message": f"{NOUNS[kind]} takes more than {MAX_BYTES >> 20} MiB to compile: {smaller}"}
     if status == -signal.SIGSEGV:
@@ -175,10 +182,15 @@ def _verdict(fork: Fork, status: int) -> dict[str, Any]:
 def _run_and_exit(judge: Judge, check: Check, mouth: int) -> None:
     """In the fork: never returns, whatever happens."""
     status = 1
+
+    def begin(stage: str) -> None:
+        cpu_s = MAX_CPU_S[stage] * (max(1.0, judge.vocab_size / VOCABULARY) if stage == COMPILE else 1.0)
+        _write_line(mouth, {"stage": stage, "cpu_s": round(cpu_s, 3)})
+        signal.setitimer(signal.ITIMER_PROF, cpu_s)
+
     try:
         _limit()
-        said = json.dumps({"message": judge.judge(check.kind, check.spec)})
-        os.write(mouth, said.encode())
+        _write_line(mouth, {"message": judge.judge(check.kind, check.spec, begin)})
         status = 0
     except MemoryError:
         os.abort()
@@ -197,7 +209,6 @@ def _limit() -> None:
     _lower(resource.RLIMIT_CORE, 0)
     _lower(resource.RLIMIT_STACK, STACK_BYTES)
     _lower(resource.RLIMIT_AS, size_bytes + MAX_BYTES)
-    signal.setitimer(signal.ITIMER_PROF, MAX_CPU_S)
 
 
 def _lower(limit: int, value: int) -> None:
@@ -207,7 +218,11 @@ def _lower(limit: int, value: int) -> None:
 
 
 def _answer(message: dict[str, Any]) -> None:
-    os.write(1, json.dumps(message).encode() + b"\n")
+    _write_line(1, message)
+
+
+def _write_line(file: int, message: dict[str, Any]) -> None:
+    os.write(file, json.dumps(message).encode() + b"\n")
 
 
 def _prepare_signals() -> None:
@@ -229,7 +244,7 @@ def main() -> int:
     parent = settings.pop("parent")
     try:
         judge = Judge(**settings)
-        judge.judge("json_object", "")  # what is imported late is there before the first fork
+        judge.judge("json_object", "", lambda _: None)  # what is imported late is there before the first fork
     except Exception as error:
         _answer({"fatal": " ".join(f"{type(error).__name__}: {error}".split())[:300]})
         return 1

@@ -1,4 +1,4 @@
-"""What xgrammar makes of a grammar: looked over for loops, compiled as vLLM does it, and walked for some tokens.
+"""What xgrammar makes of a grammar: looked over for loops, compiled as vLLM does it, and tried for some tokens.
 
 Runs in processes that may die of it (``grammar_child``); vLLM is not imported here.
 """
@@ -8,6 +8,7 @@ import json
 import random
 import re
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 NOUNS = {
@@ -20,9 +21,13 @@ NOUNS = {
     "structural_tag": "the structural tag",
 }
 """The kinds of grammar, and what a message calls each."""
+PARSE, COMPILE, WALK = "parse", "compile", "walk"
+"""The stages of a judgement: as text and for a vocabulary of single bytes, where what explodes does so at once; for the
+model's vocabulary, where an ordinary bound on a string's length takes seconds; and over the first tokens."""
 MAX_REASON_CHARS = 300
-WALK_STEPS = 64
-"""Tokens that are tried: an ambiguous grammar costs more with each, a wrong one comes to a place without any."""
+WALK_STEPS = 128
+"""Tokens that are tried: an ambiguous grammar costs tens of milliseconds each, which the engine would spend while all
+others wait; a wrong one comes to a place where none is allowed."""
 CLOSERS = frozenset(bytes([char]) for char in b'"{}[],:')
 """Tokens that lead a walk through JSON on to its next part; at random it would stay in the first string."""
 SERIALIZATION_VERSION = "v16"
@@ -43,34 +48,46 @@ class Judge:
         import xgrammar
 
         self._xgrammar = xgrammar
-        self._tokenizer_info = xgrammar.TokenizerInfo.deserialize_json(tokenizer_info)
         self._is_compact = disable_any_whitespace
-        self._compiler = xgrammar.GrammarCompiler(self._tokenizer_info, max_threads=1, cache_enabled=False)
-        vocabulary = self._tokenizer_info.decoded_vocab
-        self._is_closer = np.array([text in CLOSERS for text in vocabulary])
+        info = xgrammar.TokenizerInfo.deserialize_json(tokenizer_info)
+        self.vocab_size: int = info.vocab_size
+        self._compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
+        single_bytes = xgrammar.TokenizerInfo([*(bytes([char]) for char in range(256)), b"<end>"], stop_token_ids=[256])
+        self._byte_compiler = xgrammar.GrammarCompiler(single_bytes, max_threads=1, cache_enabled=False)
+        self._is_closer = np.array([text in CLOSERS for text in info.decoded_vocab])
 
-    def judge(self, kind: str, spec: str) -> str | None:
+    def judge(self, kind: str, spec: str, begin: Callable[[str], None]) -> str | None:
         """What is wrong with a grammar; None: nothing.
 
         Args:
             kind: one of ``NOUNS``.
             spec: the text of it, as vLLM gives it to xgrammar.
+            begin: called with each stage before it.
         """
         if reason := _wrong_at_sight(kind, spec):
             return f"{NOUNS[kind]} {reason}"
+        begin(PARSE)
+        if (rule := self._parse(kind, spec)) is not None:
+            return f"{NOUNS[kind]} {_of_endless(kind, rule)}"
+        begin(COMPILE)
         try:
-            if (rule := self._endless_rule(kind, spec)) is not None:
-                return f"{NOUNS[kind]} {_of_endless(kind, rule)}"
-            compiled = self._compile(kind, spec)
-        except MemoryError:
-            raise
+            compiled = self._compile(self._compiler, kind, spec)
         except Exception as error:
-            if "bad_alloc" in str(error):
+            if isinstance(error, MemoryError) or "bad_alloc" in str(error):
                 raise MemoryError from error
             return f"{NOUNS[kind]} is wrong: {clean(error)}"
+        begin(WALK)
         if (position := self._walk(compiled)) is not None:
             where = "" if position == 0 else f" after {position} tokens"
             return f"{NOUNS[kind]} allows no token{where}: no text can match it"
+        return None
+
+    def _parse(self, kind: str, spec: str) -> str | None:
+        """The rule that never ends, if there is one; what else is wrong is left to the model's compiler to say."""
+        with suppress(Exception):
+            if (rule := self._endless_rule(kind, spec)) is not None:
+                return rule
+            self._compile(self._byte_compiler, kind, spec)
         return None
 
     def _endless_rule(self, kind: str, spec: str) -> str | None:
@@ -86,9 +103,8 @@ class Judge:
         arguments = _structural_tag(self._xgrammar, spec) if kind == "structural_tag" else (spec,)
         return endless_rule(json.loads(parsers[kind](*arguments).serialize_json()))
 
-    def _compile(self, kind: str, spec: str) -> Any:
+    def _compile(self, compiler: Any, kind: str, spec: str) -> Any:
         """The same calls as in vLLM's ``XgrammarBackend.compile_grammar``."""
-        compiler = self._compiler
         as_json = functools.partial(
             compiler.compile_json_schema,
             any_whitespace=not self._is_compact,
@@ -108,11 +124,11 @@ class Judge:
     def _walk(self, compiled: Any) -> int | None:
         """Let some allowed tokens through, the same ones each time; the position at which none is allowed."""
         matcher = self._xgrammar.GrammarMatcher(compiled)
-        bitmask = self._xgrammar.allocate_token_bitmask(1, self._tokenizer_info.vocab_size)
+        bitmask = self._xgrammar.allocate_token_bitmask(1, self.vocab_size)
         dice = random.Random(0)
         for position in range(WALK_STEPS):
             matcher.fill_next_token_bitmask(bitmask)
-            allowed = _set_bits(bitmask)
+            allowed = _set_bits(bitmask, self.vocab_size)
             if allowed.size == 0:
                 return position
             closers = allowed[self._is_closer[allowed]]
@@ -135,11 +151,11 @@ def _structural_tag(xgrammar: Any, spec: str) -> tuple[Any, ...]:
     return items, tag["triggers"]
 
 
-def _set_bits(bitmask: Any) -> Any:
-    """The token ids that a bitmask allows, as an array."""
+def _set_bits(bitmask: Any, size: int) -> Any:
+    """The token ids that a bitmask allows, as an array; beyond the vocabulary its bits mean nothing."""
     import numpy as np
 
-    return np.flatnonzero(np.unpackbits(bitmask.numpy().view(np.uint8), bitorder="little"))
+    return np.flatnonzero(np.unpackbits(bitmask.numpy().view(np.uint8), count=size, bitorder="little"))
 
 
 def _wrong_at_sight(kind: str, spec: str) -> str | None:

@@ -14,7 +14,7 @@ from app.backends import hub
 from app.backends.args import VLLMOfflineArgs
 from app.finding import Finding
 from app.machine import can_write, mebibytes
-from app.settings import EMBEDDED, engine_cache, engine_variable, hub_cache
+from app.settings import EMBEDDED, engine_variable, hub_cache
 
 MODEL_FILES = (".json", ".safetensors", ".bin", ".pt", ".gguf", ".model", ".txt", ".jinja", ".py")
 WEIGHT_FILES = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
@@ -187,16 +187,6 @@ def hidden_size(folder: Path | None) -> int:
     text = config.get("text_config")
     size = config.get("hidden_size") or (text.get("hidden_size") if isinstance(text, dict) else 0)
     return size if isinstance(size, int) and 0 < size < 2**20 else 0
-
-
-def is_known_to_vllm(folder: Path | None) -> bool:
-    """Whether vLLM's cache has a note of this kind of model; false where that cannot be told."""
-    names = _config(folder).get("architectures")
-    with contextlib.suppress(OSError):
-        notes = [note.name for note in (engine_cache() / "modelinfos").iterdir()]
-        kinds = names if isinstance(names, list) else []
-        return bool(kinds) and all(any(note.endswith(f"-{kind}.json") for note in notes) for kind in kinds)
-    return False
 
 
 def _config(folder: Path | None) -> dict[str, Any]:

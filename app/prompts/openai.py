@@ -300,7 +300,10 @@ class ChatCompletionRequest(CommonFields):
         None, ge=1, le=MAX_TOKENS, description="Most tokens to generate. Default: to the end of the context."
     )
     max_completion_tokens: int | None = Field(
-        None, ge=1, le=MAX_TOKENS, description="`max_tokens` under its newer name, which goes before."
+        None,
+        ge=1,
+        le=MAX_TOKENS,
+        description="Most tokens to generate; the newer name of `max_tokens`, before which it goes.",
     )
     # A number on the other routes.
     logprobs: bool | None = Field(None, description="List the generated tokens with their logprobs. Default: false.")

@@ -13,6 +13,7 @@ NOT_RUN: list[tuple[str, str]] = [
     ("README.md", "it is what runs this test"),
     ("docs/benchmarks.md", BENCHMARK),
     ("docs/benchmarks.md", BENCHMARK),
+    ("docs/benchmarks.md", BENCHMARK),
     ("docs/deployment.md", "needs a container engine and a registry"),
     ("docs/deployment.md", "needs a container engine, a registry and a mirror"),
     ("docs/deployment.md", "needs a container engine"),
