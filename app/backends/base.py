@@ -142,11 +142,13 @@ class VLLMBackendBase(Backend):
 
     def _verify_grammar(self, resolved: Resolved) -> Resolved:
         """What vLLM itself would refuse of a grammar once the request is in the engine."""
-        config = self._vllm_config
+        config, params = self._vllm_config, resolved.params
+        arguments = (config.speculative_config, config.structured_outputs_config, self._tokenizer)
         with _refusals():
-            resolved.params.verify(
-                config.model_config, config.speculative_config, config.structured_outputs_config, self._tokenizer
-            )
+            params.verify(config.model_config, *arguments)
+            if self._grammars is not None and grammar.has_bounded_strings(params.structured_outputs):
+                params.structured_outputs = self._grammars.with_safe_strings(params.structured_outputs)
+                params.verify(config.model_config, *arguments)
         return resolved
 
     def _resolve(self, body: Work) -> Resolved:
@@ -186,7 +188,7 @@ class VLLMBackendBase(Backend):
         if isinstance(body, ChatCompletionRequest):
             self.conversations.check_variables(body.chat_template_kwargs or {})
             arguments = self._requests.template_arguments(request)
-            tools = self._requests.tools(body)
+            tools = None if request.tools is None else [tool.model_dump() for tool in request.tools]
             text, conversation = self.conversations.text_of(body.messages, arguments, "messages", tools)
             origin, adds = Origin(request, text, conversation, arguments), self.conversations.is_plain
         else:

@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import queue
+import re
 import subprocess
 import sys
 import threading
@@ -41,6 +42,9 @@ CHECK_TIMEOUT_S = 120.0
 """The longest that a check waits: for the child to warm up, and for those before it."""
 PROPERTIES = ("properties", "patternProperties")
 END_S = 2.0
+BOUNDED_STRING = re.compile(r'^(\w+ ::= )\(\(\[\^\\"\\\\\\r\\n\]\)\)$', re.MULTILINE)
+SAFE_STRING = r'\1(([^\\0-\\x1f\\"\\\\\\r\\n]))'
+"""The rule that xgrammar writes for the characters of a bounded string, and what takes its place."""
 Verdict = str | None
 """What is wrong; None: nothing."""
 
@@ -147,6 +151,25 @@ class GrammarChecker:
                 self._child = None
                 if child.was_ready:
                     self._current()
+
+    def with_safe_strings(self, structured_outputs: Any) -> Any:
+        """A JSON schema, checked before, as a grammar whose strings are JSON.
+
+        xgrammar 0.2.8 lets control characters into a string that has ``minLength`` or ``maxLength``, as they are, and
+        no parser reads such a text. In other strings it does not; here its own grammar gets the same class of them.
+
+        Args:
+            structured_outputs: vLLM's ``StructuredOutputsParams`` with ``json``.
+        """
+        import xgrammar
+        from vllm.sampling_params import StructuredOutputsParams
+
+        _, schema = spec_of(structured_outputs)
+        separators = (",", ":") if self._disable_any_whitespace else None
+        made = xgrammar.Grammar.from_json_schema(
+            schema, any_whitespace=not self._disable_any_whitespace, separators=separators
+        )
+        return StructuredOutputsParams(grammar=BOUNDED_STRING.sub(SAFE_STRING, str(made)))
 
     def close(self) -> None:
         """End the child; waits for some seconds at most."""
@@ -297,6 +320,14 @@ def tokenizer_info(tokenizer: Any, model_config: Any) -> str:
     backend = XgrammarBackend(config, tokenizer=tokenizer, vocab_size=model_config.get_vocab_size())
     compiled = backend.compiler.compile_grammar('root ::= ""')  # the compiler itself does not give it away
     return str(compiled.tokenizer_info.serialize_json())
+
+
+def has_bounded_strings(structured_outputs: Any) -> bool:
+    """Whether a JSON schema, to be seen by its words, bounds the length of a string."""
+    if structured_outputs.json is None:
+        return False
+    _, schema = spec_of(structured_outputs)
+    return "minLength" in schema or "maxLength" in schema
 
 
 def spec_of(structured_outputs: Any) -> tuple[str, str]:

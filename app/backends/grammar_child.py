@@ -7,6 +7,7 @@ Standard input: a line of JSON for ``Judge``, then one ``{"id", "kind", "spec"}`
 it is ready, then one a check: ``{"id", "message"}``, or ``{"id", "error"}`` where the check could not be made.
 """
 
+import contextlib
 import ctypes
 import gc
 import json
@@ -22,10 +23,10 @@ from typing import Any
 
 from app.backends.grammar_judge import COMPILE, NOUNS, PARSE, WALK, WALK_STEPS, Judge
 
-MAX_CPU_S = {PARSE: 0.5, COMPILE: 10.0, WALK: 0.5}
+MAX_CPU_S = {PARSE: 0.5, COMPILE: 4.0, WALK: 0.5}
 """Processor time of each stage of a check: ordinary grammars take hundredths of a second in all, but a bound on the
-length of a string takes up to two seconds to compile, and so does each further one. ``COMPILE`` is for a vocabulary of
-``VOCABULARY`` tokens, and more for a larger one."""
+length of a string takes up to two seconds to compile, and so does each further one. The engine needs as long again, and
+the window with it. ``COMPILE`` is for a vocabulary of ``VOCABULARY`` tokens, and more for a larger one."""
 VOCABULARY = 50_000
 MAX_WALL_S = 60.0
 """For a fork that gets no processor; what it would have said is not known then."""
@@ -225,6 +226,12 @@ def _write_line(file: int, message: dict[str, Any]) -> None:
     os.write(file, json.dumps(message).encode() + b"\n")
 
 
+def _die_first() -> None:
+    """Where memory runs out, the kernel ends a check before it ends the service."""
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
+        file.write("1000")
+
+
 def _prepare_signals() -> None:
     """The end comes by standard input: a signal to the service's group would come before its drain is over."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -236,6 +243,7 @@ def _prepare_signals() -> None:
 def main() -> int:
     """Loads xgrammar, then checks until the parent is gone."""
     _prepare_signals()
+    _die_first()
     lines = Lines()
     question, *early = lines.first() or [b""]
     if not question:

@@ -4,8 +4,6 @@ Two threads come here, each with a tokenizer of its own: the resolver asks for r
 the shaper for answers (``AnswerSide``).
 """
 
-import contextlib
-import json
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -14,7 +12,6 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from app.backends.args import VLLMOfflineArgs
-from app.backends.json_strings import with_safe_strings
 from app.errors import GenerationFailed, InvalidRequest, StartError
 from app.prompts.openai import ChatCompletionRequest, OpenAIBody, OpenAIPrompt
 from app.request import AnswerHead, Resolved
@@ -96,7 +93,7 @@ class RequestSide(_Side):
         from vllm.entrypoints.openai.completion.protocol import CompletionRequest as VLLMCompletionRequest
         from vllm.exceptions import VLLMClientError
 
-        fields = _with_safe_schemas(prompt.body.for_vllm())
+        fields = prompt.body.for_vllm()
         try:
             if isinstance(prompt.body, ChatCompletionRequest):
                 request = VLLMChatRequest.model_validate(fields)
@@ -115,14 +112,6 @@ class RequestSide(_Side):
         if request.tool_choice in (None, "none") or (parser is not None and parser.tool_parser_cls is not None):
             return
         raise InvalidRequest("tools need the setting tool_call_parser, which names vLLM's parser", param="tool_choice")
-
-    def tools(self, body: ChatCompletionRequest) -> list[dict[str, Any]] | None:
-        """The tools as the caller wrote them, for the chat template."""
-        from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionToolsParam
-
-        if body.tools is None:
-            return None
-        return [ChatCompletionToolsParam(**tool.model_dump(exclude_none=True)).model_dump() for tool in body.tools]
 
     def template_arguments(self, request: Any) -> dict[str, Any]:
         """The variables of the chat template, as vLLM's server sets them."""
@@ -242,7 +231,7 @@ def structured_outputs_of(body: OpenAIBody) -> Any:
     from vllm.sampling_params import StructuredOutputsParams
 
     names = {"response_format", "structured_outputs"}
-    fields = _with_safe_schemas(body.model_dump(by_alias=True, exclude_none=True, include=names))
+    fields = body.model_dump(by_alias=True, exclude_none=True, include=names)
     asked, response = fields.get("structured_outputs"), fields.get("response_format")
     try:
         return structured_outputs_from_response_format(
@@ -250,22 +239,6 @@ def structured_outputs_of(body: OpenAIBody) -> Any:
         )
     except (ValidationError, VLLMClientError) as error:
         raise InvalidRequest(str(error), param="response_format") from error
-
-
-def _with_safe_schemas(fields: dict[str, Any]) -> dict[str, Any]:
-    """The fields of a body with the JSON schemas in them made safe; they are changed in place."""
-    if schema := fields.get("response_format", {}).get("json_schema"):
-        schema["schema"] = with_safe_strings(schema["schema"])
-    asked = fields.get("structured_outputs", {})
-    if isinstance(text := asked.get("json"), str):
-        with contextlib.suppress(ValueError):  # said with the grammar's other faults
-            asked["json"] = with_safe_strings(json.loads(text))
-    elif "json" in asked:
-        asked["json"] = with_safe_strings(asked["json"])
-    for tool in fields.get("tools", ()):
-        if "parameters" in tool["function"]:
-            tool["function"]["parameters"] = with_safe_strings(tool["function"]["parameters"])
-    return fields
 
 
 def check_parsers(args: VLLMOfflineArgs) -> None:

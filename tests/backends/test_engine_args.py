@@ -44,6 +44,7 @@ class EngineArgs:
     max_num_seqs: int | None = None
     gpu_memory_utilization: float = 0.9
     kv_cache_memory_bytes: int | None = None
+    structured_outputs_config: Any = None
 
     def create_model_config(self) -> ModelConfig:
         if self.model == "no such model":
@@ -118,8 +119,10 @@ def test_on_a_cpu_what_is_left_open_is_filled_in() -> None:
         "dtype": "float32",
         "enforce_eager": True,
         "max_model_len": 2048,
+        "structured_outputs_config": {"backend": "xgrammar"},
     }
     assert built.sources == {
+        "structured_outputs_config": "service",
         "dtype": "vllm_config",
         "enforce_eager": "service",
         "max_model_len": "service",
@@ -131,9 +134,26 @@ def test_on_a_cpu_what_is_left_open_is_filled_in() -> None:
 def test_on_a_gpu_the_engines_own_defaults_hold() -> None:
     built = engine_args.build(make_args(), {}, is_cpu=False)
 
-    assert built.values.keys() == {"model", "served_model_name", "disable_log_stats"}
-    assert built.sources == {}
+    assert built.values.keys() == {"model", "served_model_name", "disable_log_stats", "structured_outputs_config"}
+    assert built.sources == {"structured_outputs_config": "service"}
     assert not built.is_inline
+
+
+@pytest.mark.parametrize("is_cpu", [True, False])
+def test_structured_output_has_one_backend_which_the_first_request_does_not_choose(is_cpu: bool) -> None:
+    built = engine_args.build(make_args(), {}, is_cpu=is_cpu)
+
+    assert built.describe()["structured_outputs_config"] == {"value": {"backend": "xgrammar"}, "source": "service"}
+
+
+def test_a_configuration_of_structured_output_is_kept_as_it_is_given() -> None:
+    config = {"structured_outputs_config": {"backend": "guidance"}}
+    built = engine_args.build(make_args(vllm_config=config), {}, is_cpu=True)
+
+    assert built.describe()["structured_outputs_config"] == {
+        "value": {"backend": "guidance"},
+        "source": "vllm_config",
+    }
 
 
 def test_a_short_context_of_the_model_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:

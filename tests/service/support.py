@@ -19,7 +19,17 @@ from typing import Any, cast
 import httpx
 from fastapi import FastAPI
 
-from app.api.schemas import BatchResponse, BatchRow, ErrorBody, ErrorObject, GenerateResponse
+from app.api.schemas import (
+    BatchResponse,
+    BatchRow,
+    ChatCompletion,
+    ChatCompletionChunk,
+    Completion,
+    CompletionChunk,
+    ErrorBody,
+    ErrorObject,
+    GenerateResponse,
+)
 from app.main import create_app
 from app.settings import Settings
 
@@ -174,6 +184,65 @@ def check_batch(body: Json) -> None:
     assert body["timings"]["prompt_tokens"] == sum(response["usage"]["prompt_tokens"] for response in good)
 
 
+VLLM_METRICS = {
+    "time_to_first_token_ms": "prefill_ms",
+    "queue_time_ms": "engine_queue_ms",
+    "generation_time_ms": "decode_ms",
+    "mean_itl_ms": "itl_ms",
+    "tokens_per_second": "tokens_per_s",
+}
+"""vLLM's names for what a request took, and which timing each is."""
+
+
+def check_metrics(metrics: Json, *, prompts: int, n: int) -> None:
+    """The `metrics` of an OpenAI answer: vLLM's names, timings and window; the first prompt's, and all in order."""
+    each = metrics.get("requests", [metrics])
+    assert len(each) == prompts
+    assert ("requests" in metrics) == (prompts > 1)
+    assert {name: value for name, value in metrics.items() if name != "requests"} == each[0]
+    for one in each:
+        check_timings(one["timings"])
+        assert 0 <= one["window"]["position"] < one["window"]["size"]
+        for name, timing in VLLM_METRICS.items():
+            assert one[name] == (one["timings"][timing] if n == 1 else None)
+
+
+def check_openai(body: Json, *, prompts: int = 1, n: int = 1) -> None:
+    """An answer of one of OpenAI's routes in full."""
+    is_chat = body["object"] == "chat.completion"
+    (ChatCompletion if is_chat else Completion).model_validate(body, strict=True)
+    assert body["id"].startswith("chatcmpl-" if is_chat else "cmpl-")
+    assert [choice["index"] for choice in body["choices"]] == list(range(prompts * n))
+    usage = body["usage"]
+    assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
+    check_metrics(body["metrics"], prompts=prompts, n=n)
+    assert body["created"] == int(body["metrics"]["timings"]["received_at"])
+
+
+def check_events(events: list[Json], *, prompts: int = 1, n: int = 1) -> None:
+    """The data of a stream in full, without its end mark."""
+    is_chat = events[0]["object"] == "chat.completion.chunk"
+    for event in events:
+        (ChatCompletionChunk if is_chat else CompletionChunk).model_validate(event, strict=True)
+        assert {key: event[key] for key in ("id", "created", "model", "object")} == {
+            key: events[0][key] for key in ("id", "created", "model", "object")
+        }
+    assert ["metrics" in event for event in events] == [False] * (len(events) - 1) + [True]
+    check_metrics(events[-1]["metrics"], prompts=prompts, n=n)
+
+
+def events_of(raw: bytes | str) -> tuple[list[Json], bool]:
+    """The data of each event of a stream, and whether the end mark came, last."""
+    text = raw.decode("utf-8") if isinstance(raw, bytes) else raw
+    assert text.endswith("\n\n")
+    blocks = [block for block in text.split("\n\n") if block and not block.startswith(":")]
+    assert all(block.startswith("data: ") and "\n" not in block for block in blocks)
+    data = [block.removeprefix("data: ") for block in blocks]
+    assert "[DONE]" not in data[:-1]
+    is_ended = data[-1:] == ["[DONE]"]
+    return [strict_json(one) for one in data[: -1 if is_ended else None]], is_ended
+
+
 def text_of(body: Json) -> str:
     """The first text of a `/generate` answer."""
     text: str = body["outputs"][0]["text"]
@@ -229,6 +298,32 @@ class Caller:
         assert response.status_code == status, response.text
         return self._read(response, check_batch)
 
+    async def openai(self, route: str, body: Json, *, status: int = 200) -> Json:
+        """A call of `/v1/…`: the answer, or the inner error object when another status is awaited."""
+        response = await self.call("POST", f"/v1/{route}", json=body)
+        assert response.status_code == status, response.text
+        prompts, n = _prompts_in(body), body.get("n") or 1
+        return self._read(response, lambda found: check_openai(found, prompts=prompts, n=n))
+
+    async def completion(self, *, status: int = 200, **fields: Any) -> Json:
+        """A `/v1/completions`."""
+        return await self.openai("completions", {"prompt": "x", **fields}, status=status)
+
+    async def chat(self, *, status: int = 200, **fields: Any) -> Json:
+        """A `/v1/chat/completions`."""
+        messages = [{"role": "user", "content": "x"}]
+        return await self.openai("chat/completions", {"messages": messages, **fields}, status=status)
+
+    async def events(self, route: str, body: Json) -> list[Json]:
+        """The data of a stream that ends well."""
+        response = await self.call("POST", f"/v1/{route}", json={**body, "stream": True})
+        assert response.status_code == 200, response.text
+        assert response.headers["content-type"].startswith("text/event-stream")
+        events, is_ended = events_of(response.content)
+        assert is_ended
+        check_events(events, prompts=_prompts_in(body), n=body.get("n") or 1)
+        return events
+
     @staticmethod
     def _read(response: httpx.Response, check: Any) -> Json:
         body: Json = strict_json(response.content)
@@ -278,6 +373,11 @@ class Caller:
     async def wait_ready(self) -> None:
         """Until `/readyz` says 200."""
         await self.wait_for_status("/readyz", 200)
+
+
+def _prompts_in(body: Json) -> int:
+    prompt = body.get("prompt")
+    return len(prompt) if isinstance(prompt, list) and not isinstance(prompt[0], int) else 1
 
 
 # --- the application in this process ---------------------------------------------------------------------------------
