@@ -21,7 +21,7 @@ from app.backends.openai import AnswerSide, Origin, RequestSide, structured_outp
 from app.backends.registry import Backend
 from app.errors import InvalidRequest, ServiceError, StartError
 from app.prompts import bounds
-from app.prompts.openai import ChatCompletionRequest, OpenAIBody, OpenAIPrompt, Work
+from app.prompts.openai import ChatCompletionRequest, CommonFields, OpenAIBody, OpenAIPrompt, Work
 from app.prompts.sampling import SamplingFields
 from app.prompts.spec import GenerateRequest
 from app.prompts.templates import RequestFormat, load_request_format
@@ -31,6 +31,9 @@ logger = logging.getLogger(__name__)
 
 COUNTED_CHARS = 2**19
 """A longer text is not tokenized when it cannot fit: its length in tokens is then a lower bound."""
+
+OPENAI_FIELDS = frozenset(name for name in CommonFields.model_fields if "_" in name)
+"""Those of OpenAI's routes whose names are no words of a sentence."""
 
 
 class VLLMBackendBase(Backend):
@@ -283,7 +286,9 @@ def _param_of(error: Exception) -> str | None:
     """The field that vLLM complains of: it names it, or begins its message with it, or mentions it."""
     named = getattr(error, "parameter", None)
     words = re.findall(r"[a-z_]+", str(error))
-    return next((word for word in (named, *words) if word in SamplingFields.model_fields), named)
+    return next(
+        (word for word in (named, *words) if word in SamplingFields.model_fields or word in OPENAI_FIELDS), named
+    )
 
 
 def _effective(params: Any) -> dict[str, Any]:

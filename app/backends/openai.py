@@ -131,10 +131,11 @@ class RequestSide(_Side):
         from vllm.entrypoints.serve.utils.api_utils import get_max_tokens
         from vllm.sampling_params import RequestOutputKind
 
-        serving, newer = self.serving(request), getattr(request, "max_completion_tokens", None)
+        serving, given = self.serving(request), vars(request)  # to read a deprecated field without its warning
+        newer = given.get("max_completion_tokens")
         max_tokens = get_max_tokens(
             max_model_len,
-            request.max_tokens if newer is None else newer,
+            given["max_tokens"] if newer is None else newer,
             prompt_tokens,
             serving.default_sampling_params,
             serving.override_max_tokens,
