@@ -8,7 +8,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import IO, Any
 
@@ -112,23 +112,30 @@ def service(model: str, *options: str) -> Iterator[Service]:
     ):
         try:
             url = f"http://127.0.0.1:{port}"
-            _wait_ready(url, process, log)
-            yield Service(url, process)
+            wait_until(f"{url}/readyz", process, log, "the service")
+            running = Service(url, process)
+            with closing(running.client):
+                yield running
         finally:
             _end(process)
 
 
-def _wait_ready(url: str, process: "subprocess.Popen[Any]", log: IO[bytes]) -> None:
+def wait_until(url: str, process: "subprocess.Popen[Any]", log: IO[bytes], name: str) -> None:
+    """Until the address answers 200.
+
+    Raises:
+        RuntimeError: the process has ended, or ``READY_S`` have passed; with the end of its log.
+    """
     deadline = time.monotonic() + READY_S
     while time.monotonic() < deadline and process.poll() is None:
         try:
-            if httpx.get(f"{url}/readyz").status_code == 200:
+            if httpx.get(url).status_code == 200:
                 return
         except httpx.TransportError:
             pass
         time.sleep(0.2)
     log.seek(0)
-    raise RuntimeError(f"the service is not ready: {log.read().decode(errors='replace')[-2000:]}")
+    raise RuntimeError(f"{name} is not ready: {log.read().decode(errors='replace')[-2000:]}")
 
 
 def _cpu_seconds(process: "subprocess.Popen[Any]") -> float:

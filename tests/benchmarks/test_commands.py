@@ -24,6 +24,14 @@ def test_the_overhead_is_measured_on_both_sides() -> None:
     assert "| two-layer | 64 × `POST /generate` |" in shown
 
 
+def test_the_service_and_vllms_server_answer_the_same_requests() -> None:
+    shown = run("benchmarks.versus_vllm_serve", "--quick")
+    for callers in (1, 16):
+        rows = [line for line in shown.splitlines() if line.startswith(f"| {callers} | ")]
+        assert [row.split(" | ")[1] for row in rows] == ["vLLM's server", "`batch_size` 32"] * 3
+    assert "- two-layer, `batch_size` 32\n  - tokens/s: " in shown
+
+
 def test_a_windows_life_is_measured_and_written(tmp_path: Path) -> None:
     run("benchmarks.window_life", "--docs", str(tmp_path))
     result = report.read(tmp_path, "window_life")

@@ -16,8 +16,10 @@ HERE = Path(__file__).parent
 BIN = Path(sys.executable).parent
 TYPESCRIPT = HERE / "typescript"
 JAVA = HERE / "java"
-SCHEMA_MAPPINGS = "ChatMessage_content=Object,BatchDefaults_stop=Object"
-"""The Java generator writes classes that do not compile for a choice between a text and a list."""
+SCHEMA_MAPPINGS = (
+    "ChatMessage_content=Object,BatchDefaults_stop=Object,CompletionRequest_prompt=Object,StructuredOutputs_json=Object"
+)
+"""The Java generator writes classes that do not compile for a choice between a text and a list or an object."""
 
 
 def run(*command: str | Path, cwd: Path | None = None, code: int = 0, timeout_s: float = 300) -> str:

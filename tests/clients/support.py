@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENT = ROOT / "openapi" / "openapi.json"
 KEY = "sk-clients"
@@ -24,8 +26,20 @@ def check_report(report: dict[str, Any]) -> None:
         (200, "TWO", None, None),
     ]
     assert report["counts"] == {"total": 4, "succeeded": 2, "failed": 2}
+    check_openai_report(report["openai"])
     assert seen(report["error"]) == (400, None, "invalid_request", "temperature")
     assert seen(report["wrong_key"]) == (401, None, "invalid_api_key", None)
+
+
+def check_openai_report(report: dict[str, Any]) -> None:
+    """What they print of OpenAI's routes."""
+    assert report["models"] == [report["model"]]
+    assert report["texts"] == {"text": ["HI"], "list": ["ONE", "TWO"], "ids": ["AB"], "lists_of_ids": ["AB", "CD"]}
+    assert report["chats"] == ["<USER>ABC\n<ASSISTANT>"] * 2
+    assert report["e2e_ms"] > 0
+    assert report["sum_ms"] == pytest.approx(report["e2e_ms"])
+    assert report["requests"] == 2
+    assert seen(report["error"]) == (400, None, "invalid_request", "top_k")
 
 
 def seen(row: dict[str, Any]) -> tuple[Any, ...]:

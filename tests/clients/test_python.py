@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.clients.support import DOCUMENT, KEY, LOCAL
-from tests.service.support import Process, strict_json
+from tests.service.support import Process, check_timings, strict_json
 
 
 @pytest.fixture
@@ -143,3 +143,56 @@ async def test_it_works_with_asyncio(generated: ModuleType, service: Process, ap
 def test_descriptions_reach_the_reader_of_the_client(models: Any) -> None:
     assert "in milliseconds" in (inspect.getdoc(models.Timings) or "")
     assert "`default_max_tokens`" in (inspect.getdoc(models.GenerateRequest) or "")
+
+
+# --- OpenAI's routes ------------------------------------------------------------------------------------------------
+
+
+def test_the_models_are_typed(client: Any, api: Any, models: Any) -> None:
+    (listed,) = api("models").sync(client=client).data
+    assert isinstance(listed, models.Model)
+    assert (listed.id, listed.max_model_len) == (api("info").sync(client=client).model, 2048)
+    assert api("model").sync(listed.id, client=client) == listed
+    missing = api("model").sync_detailed("another/one", client=client)
+    assert (missing.status_code, missing.parsed.error.code) == (404, "model_not_found")
+
+
+@pytest.mark.parametrize(
+    ("prompt", "texts"),
+    [("ab", ["AB"]), (["ab", "cd"], ["AB", "CD"]), ([97, 98], ["AB"]), ([[97, 98], [99, 100]], ["AB", "CD"])],
+    ids=str,
+)
+def test_prompts_of_each_form_are_completed(client: Any, api: Any, models: Any, prompt: Any, texts: list[str]) -> None:
+    body = models.CompletionRequest(prompt=prompt, max_tokens=2)
+    answer = api("completions").sync(client=client, body=body)
+    assert isinstance(answer, models.Completion)
+    assert [choice.text for choice in answer.choices] == texts
+    assert answer.usage.completion_tokens == 2 * len(texts)
+    check_timings(answer.metrics.timings.to_dict())
+    if len(texts) > 1:
+        assert [request.window.position for request in answer.metrics.requests] == [0, 1]
+    else:
+        assert not answer.metrics.requests
+
+
+@pytest.mark.parametrize("as_parts", [False, True])
+def test_a_chat_is_answered(client: Any, api: Any, models: Any, as_parts: bool) -> None:
+    content = [models.TextPart(type_="text", text="abc")] if as_parts else "abc"
+    messages = [models.ChatMessage(role="user", content=content)]
+    body = models.ChatCompletionRequest(messages=messages, max_completion_tokens=21, logprobs=True, top_logprobs=1)
+    answer = api("chat_completions").sync(client=client, body=body)
+    assert isinstance(answer, models.ChatCompletion)
+    (choice,) = answer.choices
+    assert choice.message.content == "<USER>ABC\n<ASSISTANT>"
+    assert len(choice.logprobs.content) == 21
+    check_timings(answer.metrics.timings.to_dict())
+
+
+def test_a_refusal_of_openais_routes_is_parsed_as_an_error_body(client: Any, api: Any, models: Any) -> None:
+    body = models.CompletionRequest(prompt="x")
+    body["best_of"] = 2
+    answer = api("completions").sync_detailed(client=client, body=body)
+    assert (answer.status_code, answer.parsed.error.param) == (400, "best_of")
+    body = models.ChatCompletionRequest(messages=[])
+    answer = api("chat_completions").sync_detailed(client=client, body=body)
+    assert (answer.status_code, answer.parsed.error.param) == (400, "messages")

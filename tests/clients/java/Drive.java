@@ -4,18 +4,24 @@ import java.util.List;
 import java.util.Map;
 import org.openapitools.client.ApiClient;
 import org.openapitools.client.ApiException;
+import org.openapitools.client.api.OpenaiApi;
 import org.openapitools.client.api.StateApi;
 import org.openapitools.client.api.WorkApi;
 import org.openapitools.client.model.BatchDefaults;
 import org.openapitools.client.model.BatchRequest;
 import org.openapitools.client.model.BatchResponse;
 import org.openapitools.client.model.BatchRow;
+import org.openapitools.client.model.ChatCompletionRequest;
 import org.openapitools.client.model.ChatMessage;
+import org.openapitools.client.model.Completion;
+import org.openapitools.client.model.CompletionChoice;
+import org.openapitools.client.model.CompletionRequest;
 import org.openapitools.client.model.ErrorBody;
 import org.openapitools.client.model.ErrorObject;
 import org.openapitools.client.model.GenerateRequest;
 import org.openapitools.client.model.GenerateResponse;
 import org.openapitools.client.model.Info;
+import org.openapitools.client.model.Timings;
 
 /** Drives a running service through the generated client and prints what it saw as JSON: java Drive URL KEY. */
 public class Drive {
@@ -43,7 +49,46 @@ public class Drive {
             new GenerateRequest().prompt("x").temperature(java.math.BigDecimal.valueOf(-1)))));
         StateApi stranger = new StateApi(client(arguments[0], "wrong"));
         report.put("wrong_key", refused(client, stranger::info));
+        report.put("openai", openai(client, new OpenaiApi(client)));
         System.out.println(client.getObjectMapper().writer().writeValueAsString(report));
+    }
+
+    static Map<String, Object> openai(ApiClient client, OpenaiApi api) throws Exception {
+        String model = api.models().getData().get(0).getId();
+        Completion list = completed(api, List.of("one", "two"), 3);
+        Timings times = list.getMetrics().getTimings();
+        Map<String, Object> report = new LinkedHashMap<>();
+        report.put("models", List.of(model));
+        report.put("model", api.model(model).getId());
+        report.put("texts", Map.of(
+            "text", texts(completed(api, "hi", 2)),
+            "list", texts(list),
+            "ids", texts(completed(api, List.of(97, 98), 2)),
+            "lists_of_ids", texts(completed(api, List.of(List.of(97, 98), List.of(99, 100)), 2))));
+        report.put("chats", List.of(said(api, "abc"), said(api, List.of(Map.of("type", "text", "text", "abc")))));
+        report.put("e2e_ms", times.getE2eMs());
+        report.put("sum_ms", times.getResolveMs().add(times.getWindowWaitMs()).add(times.getSubmitMs())
+            .add(times.getEngineQueueMs()).add(times.getPrefillMs()).add(times.getDecodeMs())
+            .add(times.getWindowTailMs()));
+        report.put("requests", list.getMetrics().getRequests().size());
+        CompletionRequest wrong = new CompletionRequest().prompt("x").echo(true).topK(-2);
+        report.put("error", refused(client, () -> api.completions(wrong)));
+        return report;
+    }
+
+    /** A prompt may be a text, a list of texts, token ids, or a list of lists of token ids. */
+    static Completion completed(OpenaiApi api, Object prompt, int maxTokens) throws ApiException {
+        return api.completions(new CompletionRequest().prompt(prompt).maxTokens(maxTokens));
+    }
+
+    static List<String> texts(Completion answer) {
+        return answer.getChoices().stream().map(CompletionChoice::getText).toList();
+    }
+
+    static String said(OpenaiApi api, Object content) throws ApiException {
+        List<ChatMessage> messages = List.of(new ChatMessage().role("user").content(content));
+        return api.chatCompletions(new ChatCompletionRequest().messages(messages).maxCompletionTokens(21))
+            .getChoices().get(0).getMessage().getContent();
     }
 
     /** The key goes into a header: this library of the generator knows no other way. */

@@ -1,7 +1,7 @@
 // Drives a running service through the generated client and prints what it saw as JSON: node drive.js URL KEY
 
-import { batch, generate, info, livez, readyz } from "./client";
-import type { BatchResponse, ErrorObject, GenerateResponse } from "./client";
+import { batch, chatCompletions, completions, generate, info, livez, model, models, readyz } from "./client";
+import type { BatchResponse, ChatMessage, CompletionRequest, ErrorObject, GenerateResponse, Timings } from "./client";
 import { client } from "./client/client.gen";
 import type { components } from "./types";
 
@@ -29,6 +29,43 @@ async function lines(url: string, key: string) {
   };
 }
 
+const sumOf = (times: Timings): number =>
+  times.resolve_ms + times.window_wait_ms + (times.submit_ms ?? 0) + (times.engine_queue_ms ?? 0) +
+  (times.prefill_ms ?? 0) + (times.decode_ms ?? 0) + (times.window_tail_ms ?? 0);
+
+async function completed(prompt: CompletionRequest["prompt"], max_tokens: number) {
+  return (await completions({ body: { prompt, max_tokens }, throwOnError: true })).data;
+}
+
+async function said(content: ChatMessage["content"]): Promise<string | null | undefined> {
+  const body = { messages: [{ role: "user", content }], max_completion_tokens: 21 };
+  return (await chatCompletions({ body, throwOnError: true })).data.choices[0]?.message.content;
+}
+
+async function openai() {
+  const listed = (await models({ throwOnError: true })).data.data;
+  const found = (await model({ path: { model: listed[0]?.id ?? "" }, throwOnError: true })).data;
+  const answers = {
+    text: await completed("hi", 2),
+    list: await completed(["one", "two"], 3),
+    ids: await completed([97, 98], 2),
+    lists_of_ids: await completed([[97, 98], [99, 100]], 2),
+  };
+  const texts = Object.entries(answers).map(([name, answer]) => [name, answer.choices.map((choice) => choice.text)]);
+  const metrics = answers.list.metrics;
+  const refused = await completions({ body: { prompt: "x", echo: true, top_k: -2 } });
+  return {
+    models: listed.map((one) => one.id),
+    model: found.id,
+    texts: Object.fromEntries(texts),
+    chats: [await said("abc"), await said([{ type: "text", text: "abc" }])],
+    e2e_ms: metrics.timings.e2e_ms,
+    sum_ms: sumOf(metrics.timings),
+    requests: metrics.requests?.length,
+    error: refused.error && seen(refused.response.status, refused.error.error),
+  };
+}
+
 async function main(url: string, key: string): Promise<void> {
   client.setConfig({ baseUrl: url, auth: () => key });
   const about = (await info({ throwOnError: true })).data;
@@ -51,6 +88,7 @@ async function main(url: string, key: string): Promise<void> {
     error: refused.error && seen(refused.response.status, refused.error.error),
     wrong_key: stranger.error && seen(stranger.response.status, stranger.error.error),
     lines: await lines(url, key),
+    openai: await openai(),
   };
   console.log(JSON.stringify(report));
 }
