@@ -230,7 +230,6 @@ def _complete(operation: dict[str, Any], route: APIRoute) -> None:
 
 
 def _operation_id(path: str) -> str:
-    """What generated clients call the function: `chat_completions` of `/v1/chat/completions`; of one thing in a list
-    the thing's name."""
+    """The function's name in clients: `chat_completions` of `/v1/chat/completions`, `model` of `/v1/models/{model}`."""
     *folders, last = path.removeprefix("/v1").strip("/").split("/")
     return last.strip("{}") if last.startswith("{") else "_".join((*folders, last))

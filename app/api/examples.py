@@ -286,6 +286,7 @@ _INFO = {
         "kind": "vllm_offline",
         "engine_process": "inline",
         "engine_args": {
+            "structured_outputs_config": {"value": {"backend": "xgrammar"}, "source": "service"},
             "dtype": {"value": "bfloat16", "source": "service"},
             "enforce_eager": {"value": True, "source": "service"},
             "max_model_len": {"value": 2048, "source": "service"},
@@ -294,6 +295,7 @@ _INFO = {
             "TORCH_COMPILE_DISABLE": {"value": "1", "source": "service"},
             "VLLM_ENABLE_V1_MULTIPROCESSING": {"value": "0", "source": "service"},
             "VLLM_NO_USAGE_STATS": {"value": "1", "source": "service"},
+            "VLLM_MAX_STOP_STRINGS": {"value": "64", "source": "service"},
             "VLLM_CONFIGURE_LOGGING": {"value": "0", "source": "service"},
             "HF_HUB_OFFLINE": {"value": "1", "source": "service"},
         },

@@ -399,8 +399,8 @@ STOP_REASON = "The stop string or stop token id that ended it; `null` for end-of
 FINISH_REASON = "Why it ended: `stop`, `length`, `tool_calls` or `repetition`; `null` in a chunk before the last one."
 TOKEN_IDS = "Ids of the generated tokens; `null` without `return_token_ids`."
 PROMPT_LOGPROBS = (
-    "For each token of the prompt it and the likeliest ones there, by token id; the first is `null`, and so is all of it "
-    "without `prompt_logprobs`, or `echo` with `logprobs`."
+    "For each token of the prompt it and the likeliest ones there, by token id, the first one `null`; `null` without "
+    "`prompt_logprobs`, and without `echo` with `logprobs`."
 )
 
 

@@ -98,6 +98,7 @@ def test_info_has_the_fields_shown(client: Any, api: Any) -> None:
     assert answer.keys() == shown.keys()
     for part in ("backend", "limits", "settings", "versions"):
         assert answer[part].keys() == shown[part].keys()
+    assert answer["backend"]["engine_args"].keys() >= shown["backend"]["engine_args"].keys()
 
 
 def test_the_models_are_those_shown(client: Any, api: Any, models: Any) -> None:
