@@ -246,6 +246,9 @@ class VLLMBackendBase(Backend):
         from vllm.v1.sample.logits_processor import validate_logits_processors_parameters
 
         config = self._vllm_config
+        reasoning = config.reasoning_config
+        if params.thinking_token_budget is not None and (reasoning is None or not reasoning.enabled):
+            raise InvalidRequest("needs reasoning_config in vllm_config", param="thinking_token_budget")
         with _refusals():
             params.verify(config.model_config, config.speculative_config, None, self._tokenizer)
             validate_logits_processors_parameters(config.model_config.logits_processors, params)

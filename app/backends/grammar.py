@@ -19,6 +19,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from app.backends.grammar_judge import NOUNS, clean
+from app.backends.json_schema import passed_over
 from app.errors import InvalidRequest, NotReady
 from app.settings import child_environment
 
@@ -377,7 +378,7 @@ def _check_json(kind: str, spec: str) -> None:
         raise InvalidRequest(f"{NOUNS[kind]} cannot be used: {clean(error)}") from error
     if (properties := _count_properties(parsed)) > MAX_PROPERTIES:
         raise InvalidRequest(f"{NOUNS[kind]} has {properties} properties; the limit is {MAX_PROPERTIES}")
-    if kind == "json" and (feature := unsupported_feature(parsed)) is not None:
+    if kind == "json" and (feature := passed_over(parsed) or unsupported_feature(parsed)) is not None:
         raise InvalidRequest(f"the JSON schema uses what xgrammar does not support: {feature}; leave it out")
 
 
