@@ -77,14 +77,21 @@ CASES = (
     Case(
         "embedded",
         tokens=12,
-        requests={1: 5, 32: 64, 64: 96, 256: 256},
+        requests={1: 4, 32: 64, 64: 64, 256: 256},
+        streamed=(32,),
+        sides=(VLLM, "service_32"),
+        guidellm_sides=(GUIDELLM, "service_64"),
+    ),
+    Case(
+        "two-layer",
+        tokens=32,
+        requests={1: 24, 32: 192, 64: 256, 256: 512},
         streamed=(1, 32, 64),
         sides=(VLLM, "service_32", "service_64"),
         guidellm_sides=(GUIDELLM, "service_64"),
     ),
-    Case("two-layer", tokens=32, requests={1: 24, 32: 192, 64: 256, 256: 512}),
 )
-"""As much of the grid as half an hour on two cores holds: the embedded model takes three quarters of it."""
+"""As much of the grid as half an hour on two cores holds: the embedded model takes most of it."""
 QUICK = (Case("two-layer", tokens=16, requests={1: 2, 16: 32}, streamed=(1, 16), sides=(VLLM, "service_32")),)
 
 

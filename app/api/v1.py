@@ -116,7 +116,7 @@ async def _answer(request: Request, service: Service, model: type[OpenAIBody], p
 
 def _told(ignored: Sequence[str]) -> dict[str, str]:
     """The header that names the fields that were ignored."""
-    names = [quote(name[:64], safe="") for name in ignored[:MAX_IGNORED]]
+    names = [quote(name[:64], safe="") or '""' for name in ignored[:MAX_IGNORED]]
     return {IGNORED: ", ".join(names)} if names else {}
 
 

@@ -14,6 +14,7 @@ from app.prompts.strict import unknown
 
 BATCH_FIELDS = ("requests", "defaults", "request_id")
 IN_JSON = {
+    "missing": "is needed",
     "model_type": "must be a JSON object",
     "dict_type": "must be a JSON object",
     "list_type": "must be an array",
@@ -106,7 +107,12 @@ def openai_body(value: Any, model: type[OpenAIBody]) -> OpenAIParsed:
         if (reason := refusal(name, item)) is not None:
             raise InvalidRequest(reason, param=name)
     known = {name: item for name, item in value.items() if name in model.field_names()}
-    body = _validate(model, known)
+    try:
+        body = _validate(model, known)
+    except InvalidRequest as error:  # OpenAI's SDK shows its user the message alone
+        raise InvalidRequest(
+            f"{error.param}: {error.message}" if error.param else error.message, param=error.param
+        ) from None
     return OpenAIParsed(body, ignored(value, body))
 
 

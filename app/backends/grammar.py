@@ -11,7 +11,7 @@ import re
 import subprocess
 import sys
 import threading
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import suppress
@@ -69,6 +69,7 @@ class GrammarChecker:
         self._lock = threading.Lock()
         self._child: _Child | None = None
         self._verdicts: OrderedDict[bytes, Future[Verdict]] = OrderedDict()
+        self._waiters: Counter[Future[Verdict]] = Counter()
         self._is_closed = False
         self.made = 0
         """Checks given to the child so far; what the cache knows is not counted."""
@@ -98,13 +99,30 @@ class GrammarChecker:
         Raises:
             NotReady: the check could not be made; the request may be sent again.
         """
+        asked = None
         try:
-            verdict = asyncio.shield(asyncio.wrap_future(self._verdict(kind, spec)))
-            return await asyncio.wait_for(verdict, CHECK_TIMEOUT_S)
+            asked = self._verdict(kind, spec)
+            return await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(asked)), CHECK_TIMEOUT_S)
         except (CheckFailed, TimeoutError) as error:
             reason = str(error) or f"no answer within {CHECK_TIMEOUT_S:g} s"
             logger.warning("a grammar could not be checked: %s", reason)
             raise NotReady(f"the structured output could not be checked: {reason}; try again") from error
+        finally:
+            if asked is not None:
+                self._leave(asked)
+
+    def _leave(self, asked: "Future[Verdict]") -> None:
+        """One waits less; a check that nobody waits for is dropped, so that it keeps no other from its turn."""
+        with self._lock:
+            self._waiters[asked] -= 1
+            if self._waiters[asked] > 0:
+                return
+            del self._waiters[asked]
+            if asked.done():
+                return
+            self._verdicts = OrderedDict((key, known) for key, known in self._verdicts.items() if known is not asked)
+            if self._child is not None:
+                self._child.drop(asked)
 
     def _verdict(self, kind: str, spec: str) -> "Future[Verdict]":
         """Known, on its way, or asked for now: of equal grammars that come together one is tried."""
@@ -112,8 +130,10 @@ class GrammarChecker:
         with self._lock:
             if (known := self._verdicts.get(key)) is not None:
                 self._verdicts.move_to_end(key)
+                self._waiters[known] += 1
                 return known
             asked = self._current().ask(kind, spec)
+            self._waiters[asked] += 1
             self.made += 1
             self._verdicts[key] = asked
             while len(self._verdicts) > CACHED_VERDICTS:
@@ -122,7 +142,7 @@ class GrammarChecker:
         return asked
 
     def _forget_failure(self, key: bytes, done: "Future[Verdict]") -> None:
-        if done.exception() is None:
+        if done.cancelled() or done.exception() is None:
             return
         with self._lock:
             if self._verdicts.get(key) is done:
@@ -222,6 +242,15 @@ class _Child:
         asked.set_exception(CheckFailed(self._reason))
         return asked
 
+    def drop(self, asked: "Future[Verdict]") -> None:
+        """The verdict is not wanted any more."""
+        with self._lock:
+            number = next((number for number, future in self._asked.items() if future is asked), None)
+            if number is not None:
+                del self._asked[number]
+                self._say({"drop": number})
+        asked.cancel()
+
     def _say(self, message: dict[str, Any]) -> None:
         self._lines.put(json.dumps(message).encode() + b"\n")
 
@@ -247,7 +276,9 @@ class _Child:
 
     def _settle(self, message: dict[str, Any]) -> None:
         with self._lock:
-            asked = self._asked.pop(message["id"])
+            asked = self._asked.pop(message["id"], None)
+        if asked is None:
+            return  # it was dropped
         if "error" in message:
             asked.set_exception(CheckFailed(message["error"]))
         else:
@@ -378,8 +409,18 @@ def _check_json(kind: str, spec: str) -> None:
         raise InvalidRequest(f"{NOUNS[kind]} cannot be used: {clean(error)}") from error
     if (properties := _count_properties(parsed)) > MAX_PROPERTIES:
         raise InvalidRequest(f"{NOUNS[kind]} has {properties} properties; the limit is {MAX_PROPERTIES}")
-    if kind == "json" and (feature := passed_over(parsed) or unsupported_feature(parsed)) is not None:
-        raise InvalidRequest(f"the JSON schema uses what xgrammar does not support: {feature}; leave it out")
+    for schema in [parsed] if kind == "json" else _schemas_of_tools(parsed):
+        if (feature := passed_over(schema) or unsupported_feature(schema)) is not None:
+            raise InvalidRequest(f"the JSON schema uses what xgrammar does not support: {feature}; leave it out")
+
+
+def _schemas_of_tools(part: Any) -> Iterator[Any]:
+    """The JSON schemas within a structural tag."""
+    for key, value in part.items() if isinstance(part, dict) else enumerate(part if isinstance(part, list) else ()):
+        if key in ("json_schema", "schema"):
+            yield value
+        else:
+            yield from _schemas_of_tools(value)
 
 
 def _count_properties(part: Any) -> int:

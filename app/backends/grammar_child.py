@@ -3,8 +3,9 @@
 What a fork dies of (time, memory, a crash in xgrammar) is the verdict on its grammar; this process only waits. It
 has one thread, so that forks are safe, and ends when its standard input does.
 
-Standard input: a line of JSON for ``Judge``, then one ``{"id", "kind", "spec"}`` a check. Standard output: a line once
-it is ready, then one a check: ``{"id", "message"}``, or ``{"id", "error"}`` where the check could not be made.
+Standard input: a line of JSON for ``Judge``, then one ``{"id", "kind", "spec"}`` a check, and ``{"drop"}`` with the id
+of one that nobody waits for any more. Standard output: a line once it is ready, then one a check:
+``{"id", "message"}``, or ``{"id", "error"}`` where the check could not be made.
 """
 
 import contextlib
@@ -37,7 +38,9 @@ MAX_BYTES = 512 << 20
 """Address space of one check beside what this process has."""
 STACK_BYTES = 2 << 20
 """The stack of a check: the smallest that a thread of the engine may have, so that what fits here fits there."""
-MAX_AT_ONCE = 2
+MAX_AT_ONCE = 4
+NICE = 10
+"""The engine goes first where both want the processor."""
 POLL_S = 0.5
 """How often this process looks whether its parent is still there."""
 READ_BYTES = 1 << 16
@@ -97,10 +100,10 @@ class Lines:
 class Zygote:
     """Runs checks as they come, ``MAX_AT_ONCE`` at a time."""
 
-    def __init__(self, judge: Judge, lines: Lines, waiting: deque[Check], parent: int) -> None:
+    def __init__(self, judge: Judge, lines: Lines, parent: int) -> None:
         self._judge = judge
         self._lines = lines
-        self._waiting = waiting
+        self._waiting: deque[Check] = deque()
         self._parent = parent
         self._forks: dict[int, Fork] = {}
         self._selector = selectors.DefaultSelector()
@@ -120,8 +123,22 @@ class Zygote:
 
     def _take_checks(self) -> bool:
         lines = self._lines.read()
-        self._waiting.extend(Check(**json.loads(line)) for line in lines or [])
+        self.take(lines or [])
         return lines is not None
+
+    def take(self, lines: list[bytes]) -> None:
+        """Checks to make, and those that nobody waits for any more."""
+        for message in map(json.loads, lines):
+            if "drop" in message:
+                self._drop(message["drop"])
+            else:
+                self._waiting.append(Check(**message))
+
+    def _drop(self, number: int) -> None:
+        self._waiting = deque(check for check in self._waiting if check.id != number)
+        for fork in self._forks.values():
+            if fork.check.id == number:
+                os.kill(fork.pid, signal.SIGKILL)
 
     def _start(self, check: Check) -> None:
         ear, mouth = os.pipe()
@@ -248,6 +265,7 @@ def main() -> int:
     """Loads xgrammar, then checks until the parent is gone."""
     _prepare_signals()
     _die_first()
+    os.nice(NICE)
     lines = Lines()
     question, *early = lines.first() or [b""]
     if not question:
@@ -263,8 +281,9 @@ def main() -> int:
     gc.collect()
     gc.freeze()  # the collector must not touch, and so copy, what the forks share
     _answer({"ready": True})
-    zygote = Zygote(judge, lines, deque(Check(**json.loads(line)) for line in early), parent)
+    zygote = Zygote(judge, lines, parent)
     try:
+        zygote.take(early)
         zygote.serve()
     finally:
         zygote.close()

@@ -8,6 +8,7 @@ it was started from, since vLLM's own imports take seconds.
 import contextlib
 import multiprocessing
 import os
+import sys
 import threading
 import time
 
@@ -27,9 +28,11 @@ def guard() -> None:
     global _started
     if not is_child():
         return
-    from app.backends import reasons  # not at the top: the service itself has no use for it
+    from app.backends import grammar_limit, reasons  # not at the top: the service itself has no use for them here
 
     reasons.report()  # each time: vLLM's configuration of the loggers, between the two calls, drops the handlers
+    if "vllm" in sys.modules:
+        grammar_limit.install()
     if _started:
         return
     _started = True

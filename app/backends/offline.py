@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from app import timings
-from app.backends import engine_args, reasons
+from app.backends import engine_args, grammar_limit, reasons
 from app.backends.args import VLLMOfflineArgs
 from app.backends.base import VLLMBackendBase
 from app.backends.isolation import WindowMismatch, run_isolated
@@ -119,6 +119,7 @@ class VLLMOfflineBackend(VLLMBackendBase):
         from vllm import LLM
 
         assert self._arguments is not None
+        grammar_limit.install()
         with reasons.collected() as file:
             try:
                 return LLM(**self._arguments.values)

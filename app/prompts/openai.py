@@ -7,7 +7,7 @@ nothing passes. Anything else is ignored, and named to the caller.
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias, cast
+from typing import Annotated, Any, Literal, TypeAlias, cast
 
 from pydantic import Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
@@ -78,6 +78,10 @@ REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
 """By name: values that ask for nothing (null beside them), and what to know."""
 
 
+OF_THE_SERVICE = ("structural_tag", "disable_any_whitespace", "disable_additional_properties", "whitespace_pattern")
+"""Of vLLM's structured outputs: what its engine takes from its configuration, and structural tags."""
+
+
 class StreamOptions(OpenModel):
     """What a streamed answer holds beside its text."""
 
@@ -122,6 +126,18 @@ class StructuredOutputs(StrictModel):
     )
     grammar: str | None = Field(None, max_length=MAX_GRAMMAR_CHARS, description="A grammar in EBNF with a rule `root`.")
     json_object: Literal[True] | None = Field(None, description="`true`: any JSON object.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _only_what_holds_for_one_request(cls, value: Any) -> Any:
+        names = (name for name in OF_THE_SERVICE if isinstance(value, dict) and value.get(name))
+        if (name := next(names, None)) is not None:
+            raise PydanticCustomError(
+                "of_the_service",
+                "is not supported for one request; see structured_outputs_config in vllm_config",
+                {"param": name},
+            )
+        return value
 
     @field_validator("choice")
     @classmethod
@@ -172,7 +188,7 @@ class CommonFields(SamplingFields):
     spaces_between_special_tokens: bool | None = Field(
         None, description="Put a space between special tokens that are kept in the text. Default: true."
     )
-    repetition_detection: dict[str, int] | None = Field(
+    repetition_detection: dict[str, Annotated[int, Field(ge=0, le=MAX_TOKENS)]] | None = Field(
         None, max_length=3, description="vLLM's `max_pattern_size`, `min_pattern_size` and `min_count`, in tokens."
     )
     thinking_token_budget: int | None = Field(
@@ -194,6 +210,21 @@ class CommonFields(SamplingFields):
     return_tokens_as_token_ids: bool | None = Field(
         None, description="Write the tokens of logprobs as `token_id:17`. Default: false."
     )
+
+    @model_validator(mode="after")
+    def _one_form(self) -> "CommonFields":
+        has_format = self.response_format is not None and self.response_format.type != "text"
+        if has_format and self.structured_outputs is not None:
+            raise PydanticCustomError(
+                "two_forms",
+                "exclude each other: response_format and structured_outputs",
+                {"param": "structured_outputs"},
+            )
+        if self.allowed_token_ids is not None and (has_format or self.structured_outputs is not None):
+            raise PydanticCustomError(
+                "two_forms", "cannot stand beside a form of the text", {"param": "allowed_token_ids"}
+            )
+        return self
 
     @property
     def forms_text(self) -> bool:
@@ -455,7 +486,7 @@ def refusal(name: str, value: Any) -> str | None:
         return None
     neutral, reason = REFUSED[name]
     asks_for_nothing = any(type(value) is type(known) and value == known for known in neutral)
-    return None if asks_for_nothing else f"not supported: {reason}"
+    return None if asks_for_nothing else f"{name} is not supported: {reason}"
 
 
 def ignored(names: Iterable[str], body: OpenAIBody) -> list[str]:

@@ -103,6 +103,45 @@ def test_an_unknown_first_token_is_not_observed_as_zero() -> None:
     assert metrics.registry.get_sample_value("batchserve_ttft_seconds_count") == 0
 
 
+# --- the metrics of OpenAI's answers ---
+
+
+def test_vllms_names_say_what_the_timings_say() -> None:
+    found = render.openai_metrics([make_answer()], Metrics())
+
+    times = found["timings"]
+    assert found["time_to_first_token_ms"] == times["prefill_ms"] == pytest.approx(80)
+    assert found["queue_time_ms"] == times["engine_queue_ms"] == pytest.approx(8)
+    assert found["generation_time_ms"] == times["decode_ms"] == pytest.approx(800)
+    assert found["mean_itl_ms"] == times["itl_ms"] == pytest.approx(400)
+    assert found["tokens_per_second"] == times["tokens_per_s"] == pytest.approx(3 / 0.88)
+    assert found["window"] == {"id": 17, "size": 1, "position": 0, "release": "full"}
+    assert "requests" not in found
+
+
+def test_of_several_outputs_vllm_says_nothing_and_the_timings_stay() -> None:
+    found = render.openai_metrics([make_answer(outputs=2)], Metrics())
+
+    assert all(found[name] is None for name in render.VLLM_METRICS)
+    assert found["timings"]["e2e_ms"] == pytest.approx(1000)
+
+
+def test_of_several_prompts_the_first_is_on_top_and_all_are_in_order() -> None:
+    late = EngineStats(100.012, 100.02, 100.5, 100.9, 0.09, 3, 0, RAW)
+    metrics = Metrics()
+    found = render.openai_metrics([make_answer(), make_answer(stats=late)], metrics)
+
+    first, second = found["requests"]
+    assert {name: value for name, value in found.items() if name != "requests"} == first
+    assert (first["time_to_first_token_ms"], second["time_to_first_token_ms"]) == pytest.approx((80, 480))
+    assert metrics.registry.get_sample_value("batchserve_tokens_total", {"kind": "completion"}) == 6
+
+
+def test_without_statistics_vllms_numbers_are_unknown_not_zero() -> None:
+    found = render.openai_metrics([make_answer(stats=None)], Metrics())
+    assert all(found[name] is None for name in render.VLLM_METRICS)
+
+
 # --- rows of a batch ---
 
 

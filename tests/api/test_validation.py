@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
-from app.api.validation import batch_body, generate_body
+from app.api.validation import batch_body, generate_body, openai_body
 from app.errors import InvalidRequest, RequestTooLarge
+from app.prompts.openai import CompletionRequest
 from app.prompts.spec import GenerateRequest
 
 LIMIT = 4096
@@ -327,3 +328,17 @@ def test_defaults_count_as_if_they_were_written_into_each_item() -> None:
     with pytest.raises(RequestTooLarge) as caught:
         batch_body(body, LIMIT, 5_000_000)
     assert caught.value.extra == {"limit": 5_000_000}
+
+
+# --- the bodies of OpenAI's routes; their fields are tested with the models ---
+
+
+def test_the_first_refused_field_is_told_before_anything_else_that_is_wrong() -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        openai_body({"prompt": 5, "zebra": 1, "best_of": 3, "suffix": "x"}, CompletionRequest)
+    assert caught.value.param == "best_of"
+
+
+def test_a_million_unknown_fields_are_no_error() -> None:
+    body = {"prompt": "x", **{str(number): number for number in range(1_000_000)}}
+    assert len(openai_body(body, CompletionRequest).ignored) == 1_000_000

@@ -563,3 +563,27 @@ def test_what_xgrammar_says_becomes_one_line_without_its_sources(said: str, expe
 
 def test_a_form_of_another_version_is_let_through() -> None:
     assert endless_rule({"__VERSION__": "v99"}) is None
+
+
+async def test_checks_that_nobody_waits_for_keep_no_other_from_its_turn(checker: GrammarChecker) -> None:
+    def slow(number: int) -> str:
+        names = {name: {"type": "string", "maxLength": 400 + number} for name in ("a", "b", "c", "d")}
+        return json.dumps({"type": "object", "properties": names})
+
+    abandoned = [asyncio.create_task(checker.check("json", slow(number))) for number in range(24)]
+    await asyncio.sleep(0.2)
+    for task in abandoned:
+        task.cancel()
+    await asyncio.gather(*abandoned, return_exceptions=True)
+
+    async with asyncio.timeout(REFUSAL_S):
+        assert await checker.check("regex", "one|two|three") is None
+
+
+async def test_one_of_two_that_ask_the_same_may_go(checker: GrammarChecker) -> None:
+    spec = json.dumps({"type": "string", "maxLength": 333})
+    stays, goes = (asyncio.create_task(checker.check("json", spec)) for _ in range(2))
+    await asyncio.sleep(0.05)
+    goes.cancel()
+
+    assert await stays is None

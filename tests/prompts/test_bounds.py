@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from app.errors import ContextLengthExceeded, InvalidRequest
-from app.prompts.bounds import check_context, check_token_ids, keep_last, one_bos
+from app.prompts.bounds import check_bias, check_context, check_token_ids, keep_last, one_bos
 
 
 @pytest.mark.parametrize("tokens", [0, 1, 2047])
@@ -77,3 +77,15 @@ def test_the_last_ids_are_kept(count: int | None, expected: list[int]) -> None:
 )
 def test_a_prompt_begins_with_one_bos_at_most(ids: list[int], bos: int | None, expected: list[int]) -> None:
     assert one_bos(ids, bos) == expected
+
+
+@pytest.mark.parametrize("token", [0, 99])
+def test_a_bias_on_a_token_of_the_vocabulary_passes(token: int) -> None:
+    check_bias({token: 1.0}, 100)
+
+
+@pytest.mark.parametrize("token", [-1, 100, 10**17])
+def test_a_bias_on_another_token_is_named(token: int) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        check_bias({5: 1.0, token: 1.0}, 100)
+    assert caught.value.param == f"logit_bias.{token}"

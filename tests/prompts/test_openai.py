@@ -78,7 +78,7 @@ def test_a_harmless_field_is_accepted_whatever_it_holds(model: type[OpenAIBody],
 def test_what_would_change_the_answer_is_refused_by_name(model: type[OpenAIBody], name: str) -> None:
     error = refused(model, **{name: 17})
     assert error.param == name
-    assert error.message.startswith("not supported: ")
+    assert error.message.startswith(f"{name} is not supported: ")
 
 
 @ROUTES
@@ -190,6 +190,13 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"structured_outputs": {"choice": ["x"] * (MAX_CHOICES + 1)}}, "structured_outputs.choice"),
     ({"structured_outputs": {"choice": ["x" * (MAX_CHOICE_CHARS + 1)]}}, "structured_outputs.choice"),
     ({"structured_outputs": {"json_object": False}}, "structured_outputs.json_object"),
+    ({"structured_outputs": {"regex": "a", "zebra": 1}}, "structured_outputs.zebra"),
+    ({"structured_outputs": {"regex": "a", "whitespace_pattern": "x"}}, "structured_outputs.whitespace_pattern"),
+    ({"structured_outputs": {"structural_tag": "{}"}}, "structured_outputs.structural_tag"),
+    ({"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}}, "structured_outputs"),
+    ({"allowed_token_ids": [5], "structured_outputs": {"regex": "a"}}, "allowed_token_ids"),
+    ({"allowed_token_ids": [5], "response_format": {"type": "json_object"}}, "allowed_token_ids"),
+    ({"repetition_detection": {"max_pattern_size": -1}}, "repetition_detection.max_pattern_size"),
 ]
 
 
@@ -274,6 +281,19 @@ def test_the_prompt_is_needed(model: type[OpenAIBody]) -> None:
 def test_what_is_no_object_is_no_body(model: type[OpenAIBody], value: Any) -> None:
     with pytest.raises(InvalidRequest, match="must be a JSON object"):
         openai_body(value, model)
+
+
+@ROUTES
+def test_a_format_of_any_text_stands_beside_everything(model: type[OpenAIBody]) -> None:
+    parsed(model, response_format={"type": "text"}, structured_outputs={"regex": "a"})
+    parsed(model, response_format={"type": "text"}, allowed_token_ids=[5])
+
+
+@ROUTES
+def test_the_message_alone_says_which_field_it_is_about(model: type[OpenAIBody]) -> None:
+    """OpenAI's SDK shows no more than that."""
+    assert refused(model, temperature="hot").message == "temperature: must be a number"
+    assert refused(model, logit_bias={"five": 1}).message.startswith("logit_bias.five: ")
 
 
 # --- forms of prompts ---

@@ -465,7 +465,14 @@ class TestIgnoredFields:
         assert named is not None
         assert len(named.encode()) <= 16 << 10
 
-    async def test_they_pass_a_real_server(self, remote: Caller) -> None:
+    @ROUTES
+    @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+    async def test_odd_names_pass_a_real_server(self, remote: Caller, route: str, stream: bool) -> None:
+        """It refuses what is no header, when the answer is made and nothing can be said any more."""
+        for names in ([""], ["a", ""], ["", "a"], [" ", "\t"], ["\x00"], ["\r\n"], ["é"], [","]):
+            await self.ignored(remote, route, stream=stream, **dict.fromkeys(names, 1))
+
+    async def test_thousands_of_them_pass_a_real_server(self, remote: Caller) -> None:
         names = {f"{number}-" + "ü" * 200: 1 for number in range(5000)}
         assert await self.ignored(remote, "completions", **names)
 

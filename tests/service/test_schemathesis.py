@@ -11,6 +11,7 @@ import hypothesis
 import pytest
 import schemathesis
 from schemathesis.config import SchemathesisConfig
+from schemathesis.schemas import BaseSchema
 from schemathesis.specs.openapi.checks import negative_data_rejection, positive_data_acceptance
 
 from tests.service.support import ROOT, Process, events_of, serving
@@ -26,7 +27,14 @@ EXAMPLES = 60
 UNSHRUNK = (hypothesis.Phase.explicit, hypothesis.Phase.generate)
 """The smallest body that fails is found by hand: looking for it takes minutes."""
 
-schema = schemathesis.openapi.from_dict(DOCUMENT, config=SchemathesisConfig.from_dict({"generation": {"mode": "all"}}))
+
+def loaded(**config: Any) -> BaseSchema:
+    """The document, with right and wrong data to be made of it."""
+    settings = SchemathesisConfig.from_dict({"generation": {"mode": "all"}, **config})
+    return schemathesis.openapi.from_dict(DOCUMENT, config=settings)
+
+
+schema = loaded()
 
 
 @pytest.fixture(scope="module")
