@@ -163,7 +163,7 @@ class _Work:
         entries = await submit(self.service, prompts, self.call, is_whole=True)
         futures = [entry for entry in entries if not isinstance(entry, ServiceError)]
         try:
-            return [await future for future in futures]
+            return list(await asyncio.gather(*futures))
         finally:
             for future in futures:
                 future.cancel()

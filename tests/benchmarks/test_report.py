@@ -6,9 +6,11 @@ from types import ModuleType
 
 import pytest
 
-from benchmarks import callers, overhead, report, window_life
+from benchmarks import callers, overhead, report, versus_vllm_serve, window_life
 
-BENCHMARKS: dict[str, ModuleType] = {module.NAME: module for module in (callers, overhead, window_life)}
+BENCHMARKS: dict[str, ModuleType] = {
+    module.NAME: module for module in (callers, overhead, versus_vllm_serve, window_life)
+}
 DRAWN = {name: module for name, module in BENCHMARKS.items() if hasattr(module, "draw")}
 PAGE = """# Page
 
@@ -83,6 +85,18 @@ def test_the_overhead_was_measured_often_enough_and_says_with_which_settings() -
         assert counts["direct"] >= 5
         assert case["engine_args"]["kv_cache_memory_bytes"] > 0
         assert case["service_settings"]["batch_size"] == 32
+
+
+def test_vllms_server_was_measured_often_enough_beside_each_service_and_with_the_same_engine() -> None:
+    result = report.read(report.DOCS, "versus_vllm_serve")
+    assert result["repeats"] >= 3
+    assert [case["name"] for case in result["cases"]] == [case.name for case in versus_vllm_serve.CASES]
+    for case, planned in zip(result["cases"], versus_vllm_serve.CASES, strict=True):
+        assert result["vllm_config"].items() <= case["engine_args"].items()
+        assert case["service_settings"]["service_64"]["batch_size"] == 64
+        assert {cell["callers"] for cell in case["cells"]} == planned.requests.keys() == {1, 32, 64, 256}
+        for measured in (*case["cells"], case["guidellm"]):
+            assert {len(runs) for runs in measured["runs"].values()} == {result["repeats"]}
 
 
 def test_a_missed_target_is_told() -> None:

@@ -37,10 +37,8 @@ async def test_a_grammar_that_gets_slow_ends_its_own_request_and_no_other(inline
 
 
 async def test_an_ordinary_grammar_has_time_for_a_long_text(inline: Inline) -> None:
-    body = {"prompt": "x", "max_tokens": 400, "ignore_eos": True, "temperature": 1, "seed": 1}
-    status, answer = await inline.post(
-        "/v1/completions", {**body, "structured_outputs": {"regex": "([a-z]{1,9} ){900}"}}
-    )
+    body = {"prompt": "x", "max_tokens": 400, "min_tokens": 400, "temperature": 1, "seed": 1}
+    status, answer = await inline.post("/v1/completions", {**body, "structured_outputs": {"regex": "[a-z ]*"}})
 
     assert status == 200, answer
     assert answer["usage"]["completion_tokens"] == 400
