@@ -234,7 +234,7 @@ async def test_too_little_memory_in_a_container_is_told_instead_of_being_killed(
 async def test_the_key_value_cache_keeps_to_the_containers_limit(tiny_model: Path) -> None:
     """It would take gigabytes of the machine's memory, and half of the limit is too much beside vLLM."""
     words = [PROGRAM, "doctor", "--port", "0", "--model", tiny_model, "--batch-size", "8192"]
-    with memory_cgroup(800) as enter:
+    with memory_cgroup(1050) as enter:
         done = await asyncio.to_thread(run_program, [*enter, *words])
 
     assert done.returncode == 0, done.stdout + done.stderr[-2000:]
