@@ -173,8 +173,7 @@ class AnswerSide(_Side):
     def _prompt_text(self, resolved: Resolved) -> str | None:
         """The prompt as text, which only some answers hold: token ids are put into words for these alone."""
         origin: Origin = resolved.origin
-        is_whole = origin.text is not None and origin.request.truncate_prompt_tokens is None
-        if origin.request.echo and not is_whole:
+        if origin.text is None and origin.request.echo:
             return str(self.tokenizer.decode(resolved.prompt_token_ids))
         return origin.text
 
