@@ -24,14 +24,12 @@ SIDES = {
     VLLM: "vLLM's server",
     "service_32": "`batch_size` 32",
     "service_64": "`batch_size` 64",
-    "service_64_separate": "`batch_size` 64, `separate`",
 }
 GUIDELLM_SIDES = {
     GUIDELLM: "`vllm_python_batch`, `batch_timeout` 0.01",
     "service_64": "service, `max_wait_ms` 10",
-    "service_64_patient": "service, `max_wait_ms` 100",
 }
-COLOURS = {"service_32": "#1f6feb", "service_64": "#2da44e", "service_64_separate": "#bf8700"}
+COLOURS = {"service_32": "#1f6feb", "service_64": "#2da44e"}
 KINDS = (("fixed", False), ("mixed", False), ("mixed", True))
 """Lengths of the answers, and whether they are streamed."""
 MEASURES = (

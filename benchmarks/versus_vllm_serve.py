@@ -29,8 +29,6 @@ NAME = "versus_vllm_serve"
 OPTIONS = {
     "service_32": ("--batch-size", "32"),
     "service_64": ("--batch-size", "64"),
-    "service_64_separate": ("--batch-size", "64", "--engine-process", "separate"),
-    "service_64_patient": ("--batch-size", "64", "--max-wait-ms", "100"),
 }
 VLLM_CONFIG = {"max_num_seqs": 128, "max_num_batched_tokens": 2048, "kv_cache_memory_bytes": 2**30}
 """The first two are what vLLM's server takes by itself on a CPU; the offline class would take other values."""
@@ -80,15 +78,12 @@ CASES = (
         requests={1: 4, 32: 64, 64: 64, 256: 256},
         streamed=(32,),
         sides=(VLLM, "service_32"),
-        guidellm_sides=(GUIDELLM, "service_64"),
     ),
     Case(
         "two-layer",
         tokens=32,
         requests={1: 24, 32: 192, 64: 256, 256: 512},
         streamed=(1, 32, 64),
-        sides=(VLLM, "service_32", "service_64"),
-        guidellm_sides=(GUIDELLM, "service_64"),
     ),
 )
 """As much of the grid as half an hour on two cores holds: the embedded model takes most of it."""

@@ -22,7 +22,8 @@ def chunks_of(answer: Json, answers: Sequence[Answer], options: StreamOptions | 
         answers: what it was made of, for the tokens of each choice.
         options: which usage the caller wants to see.
     """
-    with_total, with_each = (bool(options and flag) for flag in _flags(options))
+    with_total = options is not None and options.include_usage
+    with_each = options is not None and options.continuous_usage_stats
     head = {key: answer[key] for key in ("id", "created", "model")} | {"object": OBJECTS[answer["object"]]}
     chunks = [
         {**head, "choices": [choice], **({"usage": usage} if with_each else {})}
@@ -33,10 +34,6 @@ def chunks_of(answer: Json, answers: Sequence[Answer], options: StreamOptions | 
         chunks.append({**head, "choices": [], "usage": answer["usage"]})
     chunks[-1] |= {key: answer[key] for key in ("system_fingerprint", "metrics") if answer.get(key) is not None}
     return chunks
-
-
-def _flags(options: StreamOptions | None) -> tuple[bool | None, bool | None]:
-    return (options.include_usage, options.continuous_usage_stats) if options else (None, None)
 
 
 def _usages(answers: Sequence[Answer]) -> Iterator[tuple[int, int]]:

@@ -180,7 +180,7 @@ class VLLMBackendBase(Backend):
         with _refusals():
             request = self._requests.adjust(request, origin.template_arguments)
             params = self._requests.sampling_params(request, len(ids), self.max_model_len)
-            self._verify(params)
+        self._verify(params)
         return Resolved(ids, params, _effective(params), origin, prompt.body.cache_salt)
 
     def _openai_prompt(self, prompt: OpenAIPrompt, request: Any) -> tuple[list[int], Origin]:

@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class Backend(ABC):
-    """Turns bodies into requests (``resolve``) and windows into outcomes (``generate``).
+    """Turns bodies into requests (``resolve``), windows into outcomes (``generate``), OpenAI's answers (``shape``).
 
     ``_open``, ``_run`` and ``_close`` are called on the engine thread, one at a time, and on no
     other; ``_resolve`` and ``_shape`` on a thread of their own each. All other methods belong to the event loop.

@@ -13,7 +13,15 @@ from pydantic import Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from app.prompts.sampling import MAX_LOGPROBS, MAX_SEED, MAX_TOKENS, MIN_SEED, SamplingFields
-from app.prompts.spec import MAX_LABEL_CHARS, MAX_MESSAGES, MAX_PARTS, ChatMessage, GenerateRequest, text_chars
+from app.prompts.spec import (
+    MAX_LABEL_CHARS,
+    MAX_MESSAGES,
+    ChatMessage,
+    GenerateRequest,
+    check_one_way_to_end,
+    check_parts,
+    text_chars,
+)
 from app.prompts.strict import OpenModel, StrictModel, extras
 
 MAX_TOOLS = 128
@@ -179,7 +187,7 @@ class CommonFields(SamplingFields):
         None,
         ge=-1,
         le=MAX_TOKENS,
-        description="Keep so many tokens of the prompt; -1: as many as leave room for `max_tokens`. Default: all.",
+        description="Keep so many tokens of the prompt; -1: as many as leave room for one more. Default: all.",
     )
     truncation_side: Literal["left", "right"] | None = Field(
         None, description="Where tokens are cut off by `truncate_prompt_tokens`. Default: left."
@@ -371,19 +379,12 @@ class ChatCompletionRequest(CommonFields):
         """Messages as this service knows them: SDKs send back all that an answer's message held."""
         if not isinstance(value, list) or len(value) > MAX_MESSAGES:
             return value
-        contents = (message.get("content") for message in value if isinstance(message, dict))
-        if sum(len(content) for content in contents if isinstance(content, list)) > MAX_PARTS:
-            raise PydanticCustomError("too_many_parts", "at most {limit} content parts", {"limit": MAX_PARTS})
+        check_parts(value)
         return [_known_message(message) if isinstance(message, dict) else message for message in value]
 
     @model_validator(mode="after")
     def _one_way_to_end(self) -> "ChatCompletionRequest":
-        if self.continue_final_message and self.add_generation_prompt:
-            raise PydanticCustomError(
-                "exclusive",
-                "add_generation_prompt and continue_final_message exclude each other",
-                {"param": "continue_final_message"},
-            )
+        check_one_way_to_end(self.add_generation_prompt, self.continue_final_message)
         return self
 
     @property

@@ -91,6 +91,23 @@ def text_chars(messages: Sequence[ChatMessage]) -> int:
     return sum(len(text) for message in messages for text in message.text_parts)
 
 
+def check_parts(messages: Sequence[Any]) -> None:
+    """A conversation, before its messages are looked at one by one, may hold so many parts."""
+    contents = (message.get("content") for message in messages if isinstance(message, dict))
+    if sum(len(content) for content in contents if isinstance(content, list)) > MAX_PARTS:
+        raise PydanticCustomError("too_many_parts", "at most {limit} content parts", {"limit": MAX_PARTS})
+
+
+def check_one_way_to_end(add_generation_prompt: bool | None, continue_final_message: bool | None) -> None:
+    """A rendered conversation ends with the head of an answer, or in the middle of its last message."""
+    if continue_final_message and add_generation_prompt:
+        raise PydanticCustomError(
+            "exclusive",
+            "add_generation_prompt and continue_final_message exclude each other",
+            {"param": "continue_final_message"},
+        )
+
+
 class Columns(StrictModel):
     """A row of a data set. Prefixes become the system message, texts the user's."""
 
@@ -170,9 +187,7 @@ class PromptFields(StrictModel):
     @classmethod
     def _not_too_many_parts(cls, value: Any) -> Any:
         if isinstance(value, list) and len(value) <= MAX_MESSAGES:
-            contents = (message.get("content") for message in value if isinstance(message, dict))
-            if sum(len(content) for content in contents if isinstance(content, list)) > MAX_PARTS:
-                raise PydanticCustomError("too_many_parts", "at most {limit} content parts", {"limit": MAX_PARTS})
+            check_parts(value)
         return value
 
     @model_validator(mode="after")
@@ -251,10 +266,5 @@ class GenerateRequest(PromptFields, OptionFields, SamplingFields):
 
     @model_validator(mode="after")
     def _one_way_to_end(self) -> "GenerateRequest":
-        if self.continue_final_message and self.add_generation_prompt:
-            raise PydanticCustomError(
-                "exclusive",
-                "add_generation_prompt and continue_final_message exclude each other",
-                {"param": "continue_final_message"},
-            )
+        check_one_way_to_end(self.add_generation_prompt, self.continue_final_message)
         return self
