@@ -11,7 +11,7 @@ from pathlib import Path
 
 from app import machine
 from app.backends import checkup
-from app.backends.args import BackendArgs, VLLMOfflineArgs
+from app.backends.args import BackendArgs, VLLMArgs, VLLMOfflineArgs
 from app.backends.examiner import ask
 from app.backends.memory import check_memory
 from app.backends.model_files import ModelFiles, find_model
@@ -43,7 +43,7 @@ class Case:
     """
 
     settings: Settings
-    args: VLLMOfflineArgs
+    args: VLLMArgs
     is_quick: bool
     is_cpu: bool | None = None
     files: ModelFiles | None = None
@@ -87,7 +87,7 @@ def examine(options: Sequence[str], *, is_quick: bool) -> Iterator[Finding]:
         yield from _without_settings(str(error))
         return
     yield Finding("settings", "ok", f"model {settings.model}, backend {settings.backend}")
-    if isinstance(args, VLLMOfflineArgs):
+    if isinstance(args, VLLMArgs):
         yield from _examine_vllm(Case(settings, args, is_quick))
     else:
         yield from _examine_other(settings, args, is_quick=is_quick)

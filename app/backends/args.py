@@ -37,8 +37,8 @@ class BackendArgs(BaseModel):
         return "request_format" in self.model_fields_set
 
 
-class VLLMOfflineArgs(BackendArgs):
-    """The offline backend.
+class VLLMArgs(BackendArgs):
+    """What the backends on vLLM share.
 
     Attributes:
         engine_process: ``inline`` keeps the engine core in this process, ``separate`` in a child;
@@ -48,7 +48,6 @@ class VLLMOfflineArgs(BackendArgs):
         reasoning_parser: vLLM's parser for the reasoning of this model.
     """
 
-    kind: Literal["vllm_offline"] = "vllm_offline"
     engine_process: Literal["auto", "inline", "separate"] = "auto"
     vllm_config: dict[str, Any] = Field(default_factory=dict)
     tool_call_parser: str | None = None
@@ -62,6 +61,19 @@ class VLLMOfflineArgs(BackendArgs):
         if given is not None and (type(given) is not int or not 0 < given < 2**63):
             raise ValueError(f"kv_cache_memory_bytes is a whole number of bytes above 0 (got {given!r:.40})")
         return value
+
+
+class VLLMOfflineArgs(VLLMArgs):
+    """The offline backend: windows through vLLM's ``LLM``."""
+
+    kind: Literal["vllm_offline"] = "vllm_offline"
+
+
+class VLLMPythonArgs(VLLMArgs):
+    """The streaming backend: each request by itself through vLLM's ``AsyncLLM``; its engine core is always a child."""
+
+    kind: Literal["vllm_python"] = "vllm_python"
+    engine_process: Literal["auto", "separate"] = "auto"
 
 
 class FakeFaults(BaseModel):
@@ -102,7 +114,7 @@ class FakeArgs(BackendArgs):
     faults: FakeFaults = FakeFaults()
 
 
-AnyBackendArgs = Annotated[VLLMOfflineArgs | FakeArgs, Field(discriminator="kind")]
+AnyBackendArgs = Annotated[VLLMOfflineArgs | VLLMPythonArgs | FakeArgs, Field(discriminator="kind")]
 
 
 def parse_args(values: dict[str, Any]) -> BackendArgs:

@@ -13,10 +13,12 @@ from collections.abc import Callable
 from importlib import metadata
 from typing import Any
 
-from app.backends import engine_args
-from app.backends.args import VLLMOfflineArgs
-from app.backends.offline import VLLMOfflineBackend, to_stats
+from app.backends import engine_args, offline  # noqa: F401 -- it registers itself
+from app.backends.args import VLLMArgs, parse_args
+from app.backends.base import VLLMBackendBase
+from app.backends.outputs import to_stats
 from app.backends.packages import is_cpu_build
+from app.backends.registry import Backend
 from app.errors import StartError
 from app.finding import Finding
 from app.log import configure
@@ -31,10 +33,10 @@ CLOSE_TIMEOUT_S = 10.0
 class Checkup:
     """The stages share one backend, up to the last, which builds another."""
 
-    def __init__(self, args: VLLMOfflineArgs, *, is_offline: bool) -> None:
+    def __init__(self, args: VLLMArgs, *, is_offline: bool) -> None:
         self._args = args
         self._is_offline = is_offline
-        self._backend = VLLMOfflineBackend(args)
+        self._backend = _backend(args)
 
     def run(self, stage: str) -> Finding:
         """One check; whatever goes wrong in it is what it has found."""
@@ -104,17 +106,23 @@ class Checkup:
         return Finding(TEMPLATE, "ok", f"{source} renders a user's message, {chat or 'no'} BOS at its beginning")
 
     def _build(self) -> Finding:
-        self._backend = VLLMOfflineBackend(self._args)  # a new one, as in a start; the other's memory is let go
+        self._backend = _backend(self._args)  # a new one, as in a start; the other's memory is let go
         gc.collect()
         asyncio.run(self._open_and_close(self._backend))
         return Finding(ENGINE, "ok", "built, generated two tokens with statistics, closed")
 
-    async def _open_and_close(self, backend: VLLMOfflineBackend) -> None:
+    async def _open_and_close(self, backend: VLLMBackendBase) -> None:
         try:
             await backend.open()
             await backend.validate()
         finally:
             await backend.close(CLOSE_TIMEOUT_S)
+
+
+def _backend(args: VLLMArgs) -> VLLMBackendBase:
+    backend = Backend.create(args)
+    assert isinstance(backend, VLLMBackendBase)
+    return backend
 
 
 ADVICE = {
@@ -130,7 +138,9 @@ def main() -> None:
     asked: dict[str, Any] = json.loads(sys.stdin.readline())
     end_with_parent()
     configure(asked["log_level"], "text")
-    checkup = Checkup(VLLMOfflineArgs.model_validate(asked["args"]), is_offline=asked["is_offline"])
+    args = parse_args(asked["args"])
+    assert isinstance(args, VLLMArgs)
+    checkup = Checkup(args, is_offline=asked["is_offline"])
     for stage in asked["stages"]:
         finding = checkup.run(stage)
         print(json.dumps(finding.as_dict()), file=out, flush=True)

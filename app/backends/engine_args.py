@@ -10,7 +10,7 @@ from typing import Any, Literal
 from pydantic import ValidationError
 
 from app import machine
-from app.backends.args import VLLMOfflineArgs
+from app.backends.args import VLLMArgs
 from app.backends.memory import still_to_come_bytes
 from app.backends.places import environment_for_user, is_inline
 from app.errors import StartError
@@ -67,7 +67,7 @@ class EngineArguments:
         return shown | {name: {"value": value, "source": source} for name, (value, source) in self.environment.items()}
 
 
-def prepare_environment(args: VLLMOfflineArgs, *, is_cpu: bool, is_offline: bool) -> dict[str, tuple[str, Source]]:
+def prepare_environment(args: VLLMArgs, *, is_cpu: bool, is_offline: bool) -> dict[str, tuple[str, Source]]:
     """Set the variables that vLLM and torch read when they are imported, unless somebody has set them.
 
     Args:
@@ -108,7 +108,7 @@ def check_names(vllm_config: dict[str, Any]) -> None:
 
 
 def build(
-    args: VLLMOfflineArgs, environment: dict[str, tuple[str, Source]], *, is_cpu: bool, folder: Path | None = None
+    args: VLLMArgs, environment: dict[str, tuple[str, Source]], *, is_cpu: bool, folder: Path | None = None
 ) -> EngineArguments:
     """The arguments for ``LLM``, with what the service fills in: on a CPU more, on a GPU mostly vLLM's own defaults.
 
@@ -162,7 +162,7 @@ def _reason(error: Exception) -> str:
     return " ".join(" ".join(said).removeprefix("Value error, ").split())[:300]
 
 
-def _kv_cache_bytes(engine: EngineArguments, config: Any, args: VLLMOfflineArgs, folder: Path | None) -> int:
+def _kv_cache_bytes(engine: EngineArguments, config: Any, args: VLLMArgs, folder: Path | None) -> int:
     """A key-value cache that holds a full window at full context, within the free memory.
 
     Raises:

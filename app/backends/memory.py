@@ -5,7 +5,7 @@ from pathlib import Path
 import psutil
 
 from app import machine
-from app.backends.args import VLLMOfflineArgs
+from app.backends.args import VLLMArgs
 from app.backends.model_files import hidden_size, weights_bytes
 from app.backends.places import is_inline
 from app.finding import Finding
@@ -37,7 +37,7 @@ RUNNING_BYTES = 32 * MIB
 """Beside that, what the key-value cache leaves to requests on their way."""
 
 
-def check_memory(args: VLLMOfflineArgs, folder: Path | None, *, is_cpu: bool) -> Finding:
+def check_memory(args: VLLMArgs, folder: Path | None, *, is_cpu: bool) -> Finding:
     """Whether vLLM and the model fit, at the least: the rest is settled when the key-value cache is measured out.
 
     Args:
@@ -63,13 +63,13 @@ def check_memory(args: VLLMOfflineArgs, folder: Path | None, *, is_cpu: bool) ->
     )
 
 
-def still_to_come_bytes(args: VLLMOfflineArgs, folder: Path | None) -> int:
+def still_to_come_bytes(args: VLLMArgs, folder: Path | None) -> int:
     """What the engine will take beside what this process has already, and beside the key-value cache; on a CPU."""
     engine = max(0, _engine_bytes(args) - _taken_bytes())
     return engine + model_bytes(args, folder) + MARGIN_BYTES + RUNNING_BYTES
 
 
-def model_bytes(args: VLLMOfflineArgs, folder: Path | None) -> int:
+def model_bytes(args: VLLMArgs, folder: Path | None) -> int:
     """What the model's weights and its work on a window take, as far as that can be told from its files."""
     return weights_bytes(folder, args.vllm_config) + BYTES_PER_HIDDEN * hidden_size(folder)
 
@@ -80,5 +80,5 @@ def _taken_bytes() -> int:
     return int(own.rss - getattr(own, "shared", 0))
 
 
-def _engine_bytes(args: VLLMOfflineArgs) -> int:
+def _engine_bytes(args: VLLMArgs) -> int:
     return GRAMMARS_BYTES + (INLINE_BYTES if is_inline(args, is_cpu=True) else SEPARATE_BYTES)

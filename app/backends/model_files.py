@@ -11,7 +11,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from app.backends import hub
-from app.backends.args import VLLMOfflineArgs
+from app.backends.args import VLLMArgs
 from app.finding import Finding
 from app.machine import can_write, mebibytes
 from app.settings import EMBEDDED, engine_variable, hub_cache
@@ -37,7 +37,7 @@ class ModelFiles:
     is_offline: bool = False
 
 
-def find_model(args: VLLMOfflineArgs) -> ModelFiles:
+def find_model(args: VLLMArgs) -> ModelFiles:
     """The model's files: a folder, or what the local cache and the Hub have."""
     try:
         is_folder = Path(args.model).expanduser().is_dir()
@@ -120,7 +120,7 @@ def _unreadable(path: Path, reason: str) -> Finding:
     return Finding("model", "fail", found, advice)
 
 
-def _find_id(args: VLLMOfflineArgs) -> ModelFiles:
+def _find_id(args: VLLMArgs) -> ModelFiles:
     known = hub.look_up(args.model, args.vllm_config.get("revision"))
     is_alone = known.answer in ("offline", "unreachable")
     if known.folder is not None and (is_alone or known.answer in ("yes", "unclear")):

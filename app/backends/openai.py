@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from app.backends.args import VLLMOfflineArgs
+from app.backends.args import VLLMArgs
 from app.errors import GenerationFailed, InvalidRequest, StartError
 from app.prompts.openai import ChatCompletionRequest, OpenAIBody, OpenAIPrompt
 from app.request import AnswerHead, Resolved
@@ -41,7 +41,7 @@ class Origin:
 class _Side:
     """vLLM's two serving classes over one tokenizer."""
 
-    def __init__(self, vllm_config: Any, tokenizer: Any, args: VLLMOfflineArgs) -> None:
+    def __init__(self, vllm_config: Any, tokenizer: Any, args: VLLMArgs) -> None:
         from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
         from vllm.entrypoints.openai.completion.serving import OpenAIServingCompletion
 
@@ -242,7 +242,7 @@ def structured_outputs_of(body: OpenAIBody) -> Any:
         raise InvalidRequest(str(error), param="response_format") from error
 
 
-def check_parsers(args: VLLMOfflineArgs) -> None:
+def check_parsers(args: VLLMArgs) -> None:
     """Refuse a parser that vLLM does not have, before anything slow is begun.
 
     Raises:

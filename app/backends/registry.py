@@ -142,19 +142,27 @@ class Backend(ABC):
     def _resolve_one(self, body: Work) -> Resolved | ServiceError:
         """One body; whatever goes wrong is an error of this one alone."""
         try:
-            if body.model is not None and body.model != self.args.served_model_name:
-                raise ModelNotFound(
-                    f"model {body.model!r} is not served here; this service has {self.args.served_model_name!r}",
-                    param="model",
-                )
+            self._check_model(body)
             return self._resolve(body)
-        except ServiceError as error:
-            if isinstance(error, ContextLengthExceeded) and isinstance(body, OpenAIPrompt):
-                error.param = body.param  # which of a list of prompts
-            return error
         except Exception as error:
-            logger.exception("a request could not be resolved")
+            return self._refusal(body, error)
+
+    def _check_model(self, body: Work) -> None:
+        if body.model is not None and body.model != self.args.served_model_name:
+            raise ModelNotFound(
+                f"model {body.model!r} is not served here; this service has {self.args.served_model_name!r}",
+                param="model",
+            )
+
+    @staticmethod
+    def _refusal(body: Work, error: Exception) -> ServiceError:
+        """The error that a body gets for what went wrong while it was resolved."""
+        if not isinstance(error, ServiceError):
+            logger.error("a request could not be resolved", exc_info=error)
             return InvalidRequest(f"the request cannot be resolved: {type(error).__name__}: {error}")
+        if isinstance(error, ContextLengthExceeded) and isinstance(body, OpenAIPrompt):
+            error.param = body.param  # which of a list of prompts
+        return error
 
     @property
     @abstractmethod

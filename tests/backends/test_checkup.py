@@ -167,7 +167,7 @@ def test_the_engine_is_proved_by_a_generation_and_closed(
 
     monkeypatch.setattr(Engine, "closed", 0)
     monkeypatch.setattr(Engine, "_probe", probe)
-    monkeypatch.setattr(checkup, "VLLMOfflineBackend", Engine)
+    monkeypatch.setattr(checkup, "_backend", lambda args: Engine(args))
 
     finding = stages.run(checkup.ENGINE)
     assert finding.status == ("ok" if goes_well else "fail")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from app import timings
-from app.backends import base, offline
+from app.backends import base, outputs, reasons, resolution
 from app.backends.args import VLLMOfflineArgs
 from app.backends.offline import VLLMOfflineBackend
 from app.errors import EngineDead, GenerationFailed, InvalidRequest, StartError
@@ -304,7 +304,7 @@ def test_a_logprob_list_has_an_entry_for_each_token() -> None:
         {8: logprob(-math.inf, 1, None)},
     ]
 
-    assert offline._logprob_list(positions, [1, 5, 8], 2) == [
+    assert outputs._logprob_list(positions, [1, 5, 8], 2) == [
         None,
         {
             "token_id": 5,
@@ -329,9 +329,9 @@ def test_a_logprob_list_has_an_entry_for_each_token() -> None:
 def test_logprobs_are_listed_only_when_they_were_asked_for() -> None:
     position = {5: logprob(-2.0, 1, "five")}
 
-    assert offline._logprob_list([position], [5], None) is None
-    assert offline._logprob_list(None, [5], 2) is None
-    assert offline._logprob_list([position], [5], 0)[0]["top"] == []  # type: ignore[index]
+    assert outputs._logprob_list([position], [5], None) is None
+    assert outputs._logprob_list(None, [5], 2) is None
+    assert outputs._logprob_list([position], [5], 0)[0]["top"] == []  # type: ignore[index]
 
 
 @pytest.mark.parametrize(
@@ -346,11 +346,11 @@ def test_logprobs_are_listed_only_when_they_were_asked_for() -> None:
     ids=repr,
 )
 def test_want_of_memory_is_told_with_what_to_change(error: Exception) -> None:
-    assert "max_model_len" in str(offline._start_error(error, None))
+    assert "max_model_len" in str(reasons.start_error(error, None))
 
 
 def test_any_other_failure_to_start_is_one_line_with_its_reason() -> None:
-    error = offline._start_error(ValueError("dtype\n   is wrong" + "x" * 1000), None)
+    error = reasons.start_error(ValueError("dtype\n   is wrong" + "x" * 1000), None)
 
     assert isinstance(error, StartError)
     assert "ValueError: dtype is wrong" in str(error)
@@ -359,7 +359,7 @@ def test_any_other_failure_to_start_is_one_line_with_its_reason() -> None:
 
 
 def test_values_become_what_json_can_carry() -> None:
-    assert offline._plain({"a": (1, [None]), 2: object, "b": {"c": 1.5}}) == {
+    assert base._plain({"a": (1, [None]), 2: object, "b": {"c": 1.5}}) == {
         "a": [1, [None]],
         "2": "<class 'object'>",
         "b": {"c": 1.5},
@@ -376,20 +376,20 @@ def test_values_become_what_json_can_carry() -> None:
     ids=str,
 )
 def test_the_field_that_vllm_complains_of_is_found(error: Exception, param: str | None) -> None:
-    assert base._param_of(error) == param
+    assert resolution._param_of(error) == param
 
 
 def test_the_field_that_vllm_names_wins() -> None:
     error = ValueError("max_tokens and more")
     error.parameter = "logit_bias"  # type: ignore[attr-defined]
 
-    assert base._param_of(error) == "logit_bias"
+    assert resolution._param_of(error) == "logit_bias"
 
 
 def test_settings_in_effect_are_plain_values_under_vllms_names() -> None:
     params = types.SimpleNamespace(**dict.fromkeys(SamplingFields.model_fields) | {"logit_bias": {5: 1.5}, "n": 2})
 
-    effective = base._effective(params)
+    effective = resolution._effective(params)
 
     assert effective.keys() == SamplingFields.model_fields.keys()
     assert effective["logit_bias"] == {"5": 1.5}
@@ -404,7 +404,7 @@ def test_settings_in_effect_are_plain_values_under_vllms_names() -> None:
     ],
 )
 def test_the_advice_follows_what_the_engines_own_process_said(said: str, advice: str) -> None:
-    error = offline._start_error(RuntimeError("Engine core initialization failed. See root cause above."), said)
+    error = reasons.start_error(RuntimeError("Engine core initialization failed. See root cause above."), said)
 
     assert advice in str(error)
     assert said in str(error)

@@ -75,11 +75,11 @@ class Inline:
 
     @property
     def vocab_size(self) -> int:
-        return int(self.backend._model_config.get_vocab_size())
+        return int(self.backend.resolution._vocab_size)
 
     @property
     def tokenizer(self) -> Any:
-        return self.backend._tokenizer
+        return self.backend.resolution.tokenizer
 
     async def post(self, route: str, body: Any) -> tuple[int, Any]:
         """Status and body of a POST; both sides are strict JSON unless ``body`` is bytes."""

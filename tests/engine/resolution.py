@@ -16,18 +16,23 @@ from app.request import Outcome, Resolved, Window
 class ResolvingBackend(VLLMBackendBase):
     """The base class with nothing behind it."""
 
-    def _get_tokenizer(self) -> Any:
-        from transformers import AutoTokenizer
-        from vllm.tokenizers.hf import get_cached_tokenizer
+    @property
+    def _engine(self) -> Any:
+        raise NotImplementedError
 
-        return get_cached_tokenizer(AutoTokenizer.from_pretrained(self.args.model))
+    def _build(self, values: dict[str, Any]) -> None:
+        raise NotImplementedError
 
     def _open(self) -> None:
+        from transformers import AutoTokenizer
         from vllm.engine.arg_utils import EngineArgs
+        from vllm.tokenizers.hf import get_cached_tokenizer
 
         engine = EngineArgs(model=self.args.model, dtype="float32", enforce_eager=True, max_model_len=1024)
         config = engine.create_engine_config()
-        self._prepare_resolution(config.model_config)
+        self._prepare_resolution(
+            config.model_config, get_cached_tokenizer(AutoTokenizer.from_pretrained(self.args.model))
+        )
         self._use_vllm_config(config)
 
     def _probe(self) -> None:

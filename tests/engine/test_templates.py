@@ -133,7 +133,7 @@ async def test_a_custom_template_does_not_change_the_tokenizers_own(tiny_model: 
     async with resolving(tiny_model, request_format=OWN) as backend:
         for _ in range(3):
             await backend.ids(messages=TALK, chat_template_kwargs={"style": "x"})
-        assert backend._tokenizer.chat_template == tokenizer.chat_template
+        assert backend.resolution.tokenizer.chat_template == tokenizer.chat_template
 
 
 async def test_the_engines_tokenizer_is_another_object(inline: Inline) -> None:
@@ -290,14 +290,14 @@ async def test_there_is_one_bos_at_most_in_every_format(bos_model: Path, tmp_pat
         file.write_text(BOS_TEMPLATE)
         request_format = str(file)
     async with resolving(bos_model, request_format=request_format) as backend:
-        assert backend._tokenizer.encode("Hello")[:1] == [BOS_ID]
+        assert backend.resolution.tokenizer.encode("Hello")[:1] == [BOS_ID]
         expected = 0 if request_format == OWN else 1
         bodies: list[dict[str, Any]] = [{"messages": TALK}, {"columns": {"text_column": ["Hello"]}}]
         for body in bodies:
             assert (await backend.ids(**body))[:2].count(BOS_ID) == expected
         for text in ("Hello", BOS + "Hello", BOS + BOS + "Hello"):
             ids = await backend.ids(prompt=text)
-            assert ids == [BOS_ID, *backend._tokenizer.encode("Hello", add_special_tokens=False)]
+            assert ids == [BOS_ID, *backend.resolution.tokenizer.encode("Hello", add_special_tokens=False)]
         assert await backend.ids(prompt_token_ids=[BOS_ID, BOS_ID, 5]) == [BOS_ID, BOS_ID, 5]
 
 
