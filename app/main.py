@@ -15,7 +15,7 @@ from app.api import docs, errors, v1
 from app.api.edge import Edge
 from app.api.routes import router
 from app.api.service import Service
-from app.backends import fake, offline  # noqa: F401 -- they register themselves
+from app.backends import fake, offline, python  # noqa: F401 -- they register themselves
 from app.backends.args import BackendArgs, parse_args
 from app.backends.registry import Backend
 from app.backends.thread import EngineThread
@@ -37,6 +37,9 @@ FLUSH_S = 1.5
 """How long answers may still leave once ``drain_timeout_s`` has passed."""
 CLOSE_TIMEOUT_S = 2.5
 """With ``drain_timeout_s`` of 25 a stop stays within Kubernetes' grace of 30 seconds."""
+
+VLLM_SETTINGS = ("vllm_config", "engine_process", "tool_call_parser", "reasoning_parser")
+"""What the backends on vLLM have beside what every backend has."""
 
 DESCRIPTION = """Offline batch inference with vLLM over HTTP. Requests are gathered into windows, each window goes
 through one `LLM.generate()`, and every answer carries its own timings, taken from vLLM's `RequestStateStats`."""
@@ -86,13 +89,8 @@ def backend_args(settings: Settings) -> BackendArgs:
         StartError: an unknown backend, a wrong value for it, a model or a template that cannot be there.
     """
     _check_model(settings.model)
-    own = {
-        "vllm_offline": {
-            name: getattr(settings, name)
-            for name in ("vllm_config", "engine_process", "tool_call_parser", "reasoning_parser")
-        },
-        "fake": settings.fake_config,
-    }.get(settings.backend, {})
+    of_vllm = {name: getattr(settings, name) for name in VLLM_SETTINGS}
+    own = {"vllm_offline": of_vllm, "vllm_python": of_vllm, "fake": settings.fake_config}.get(settings.backend, {})
     asked = {"request_format": settings.request_format} if "request_format" in settings.model_fields_set else {}
     shared = {
         "kind": settings.backend,

@@ -1,18 +1,19 @@
 """What crosses the thread: a request, its stamps and future; a window; what comes back.
 
 A ``Request`` is made on the event loop once its body has been resolved, waits in the batcher,
-goes to the engine thread inside a ``Window`` and comes back as an ``Outcome``.
+goes to the engine inside a ``Window`` and comes back as an ``Outcome``.
 """
 
 import asyncio
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from app.timings import EngineStats, Stamps
 
-Release = Literal["full", "max_wait", "drain"]
+Release = Literal["full", "max_wait", "drain", "direct"]
+"""Why a window went; ``direct``: its one request was handed over by itself, which no answer calls a window."""
 
 
 def new_id(prefix: str) -> str:
@@ -43,6 +44,8 @@ class Resolved:
         sampling: the settings that are in effect, as plain values, for the answer.
         origin: what the backend needs again to shape an OpenAI answer; None for a ``/generate`` body.
         cache_salt: shares cached prompts with this salt alone; None: with those without one.
+        rendered: the prompt with its images and audio, as the engine takes it; None for text alone.
+        adapter: the backend's own handle of a LoRA adapter; None: the base model.
     """
 
     prompt_token_ids: list[int]
@@ -50,6 +53,8 @@ class Resolved:
     sampling: dict[str, Any]
     origin: Any = None
     cache_salt: str | None = None
+    rendered: Any = None
+    adapter: Any = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +116,8 @@ class Request:
         priority: lower goes first, as in vLLM.
         queue_timeout_s: the longest it may wait for a window, in seconds; None is no limit.
         future: settled once, on the event loop, with an ``Answer`` or a ``ServiceError``.
+        listener: told on the event loop of each part of the output as it comes, and whether it is the last, by a
+            backend that streams.
     """
 
     resolved: Resolved
@@ -119,6 +126,7 @@ class Request:
     queue_timeout_s: float | None
     stamps: Stamps
     future: "asyncio.Future[Answer]"
+    listener: Callable[[Any, bool], None] | None = None
     id: str = field(default_factory=lambda: new_id("gen"))
 
     @property
@@ -129,7 +137,7 @@ class Request:
 
 @dataclass(slots=True, eq=False)
 class Window:
-    """The requests of one ``LLM.generate()`` call.
+    """The requests that go to the engine together: those of one ``LLM.generate()`` call, or one by itself.
 
     Attributes:
         id: counts up within a process, over re-runs of a part as well.

@@ -15,7 +15,7 @@ from app.api.submit import submit
 from app.api.validation import BatchBody
 from app.errors import GenerationFailed, ServiceError
 from app.prompts.spec import GenerateRequest
-from app.request import Answer, Call, new_id
+from app.request import Answer, Call, Request, new_id
 
 NDJSON = "application/x-ndjson"
 QUIET_S = 10.0
@@ -141,9 +141,13 @@ async def start(service: Service, body: BatchBody, call: Call) -> Batch:
     good = [row for row in body.rows if isinstance(row, GenerateRequest)]
     submitted = iter(await submit(service, good, call))
     entries: list[asyncio.Future[Answer] | ServiceError | None] = [
-        next(submitted) if isinstance(row, GenerateRequest) else row for row in body.rows
+        _future(next(submitted)) if isinstance(row, GenerateRequest) else row for row in body.rows
     ]
     return Batch(service, body, call.received, entries)
+
+
+def _future(entry: Request | ServiceError) -> "asyncio.Future[Answer] | ServiceError":
+    return entry.future if isinstance(entry, Request) else entry
 
 
 async def as_json(batch: Batch) -> list[bytes]:

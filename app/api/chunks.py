@@ -36,6 +36,11 @@ def chunks_of(answer: Json, answers: Sequence[Answer], options: StreamOptions | 
     return chunks
 
 
+def with_member(chunk: bytes, name: str, value: bytes) -> bytes:
+    """A chunk as JSON with one more member, which is JSON as well."""
+    return chunk.removesuffix(b"}") + f',"{name}":'.encode() + value + b"}"
+
+
 def _usages(answers: Sequence[Answer]) -> Iterator[tuple[int, int]]:
     """Prompt and completion tokens of each choice."""
     for answer in answers:

@@ -1,7 +1,7 @@
 """Server-sent events: a stream that begins once there is something to say, or after ten seconds with a comment."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
@@ -22,23 +22,71 @@ def event(data: bytes) -> bytes:
     return b"data: " + data + b"\n\n"
 
 
-class EventStream(StreamingResponse):
-    """The events of ``work`` when it is done, comments until then; its failure is an event, and no end mark follows.
+class Events:
+    """The data of events as they come, the next one awaited ahead of its asking.
 
     Args:
-        work: gives the data of all events.
+        source: gives the data of each event. Closed in the end, wherever it stands.
+    """
+
+    def __init__(self, source: AsyncGenerator[bytes, None]) -> None:
+        self._source = source
+        self._next = self._ask()
+
+    def _ask(self) -> "asyncio.Task[bytes | None]":
+        return asyncio.ensure_future(anext(self._source, None))
+
+    async def within_quiet(self, receive: Receive) -> None:
+        """Wait for the first, for ten seconds at most: what fails until then is an error with a status of its own.
+
+        Raises:
+            ClientDisconnect: the caller has gone; the source is closed.
+            ServiceError: what the source raised.
+        """
+        try:
+            await unless_gone(asyncio.wait((self._next,), timeout=QUIET_S), receive)
+            if self._next.done():
+                self._next.result()
+        except BaseException:
+            await self.aclose()
+            raise
+
+    async def next_within_quiet(self) -> bytes | None:
+        """The next, or a failure of the source; None after ten seconds of silence.
+
+        Raises:
+            StopAsyncIteration: there are no more.
+        """
+        await asyncio.wait((self._next,), timeout=QUIET_S)
+        if not self._next.done():
+            return None
+        data = self._next.result()
+        if data is None:
+            raise StopAsyncIteration
+        self._next = self._ask()
+        return data
+
+    async def aclose(self) -> None:
+        """End the source; it lets go of what it holds."""
+        self._next.cancel()
+        await asyncio.wait((self._next,))
+        if not self._next.cancelled():
+            self._next.exception()  # has been looked at, whether or not anybody was left to tell
+        await self._source.aclose()
+
+
+class EventStream(StreamingResponse):
+    """Events as they come, comments in between; a failure of their source is an event, and no end mark follows.
+
+    Args:
+        events: what to tell.
         on_error: told of a failure.
         headers: further headers.
     """
 
-    def __init__(
-        self,
-        work: "asyncio.Task[Sequence[bytes]]",
-        on_error: Callable[[ServiceError], None],
-        headers: dict[str, str],
-    ) -> None:
-        super().__init__(self._events(), media_type=MEDIA_TYPE, headers={"cache-control": "no-store", **headers})
-        self._work = work
+    def __init__(self, events: Events, on_error: Callable[[ServiceError], None], headers: dict[str, str]) -> None:
+        super().__init__(self._lines(), media_type=MEDIA_TYPE, headers={"cache-control": "no-store", **headers})
+        self._events = events
         self._on_error = on_error
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -46,36 +94,18 @@ class EventStream(StreamingResponse):
         try:
             await super().__call__(scope, receive, send)
         finally:
-            if not self._work.cancel() and not self._work.cancelled():
-                self._work.exception()  # has been looked at, whether or not anybody was left to tell
+            await self._events.aclose()
 
-    async def _events(self) -> AsyncIterator[bytes]:
-        while not self._work.done():
-            yield COMMENT
-            await asyncio.wait((self._work,), timeout=QUIET_S)
+    async def _lines(self) -> AsyncIterator[bytes]:
         try:
-            events = self._work.result()
+            while True:
+                data = await self._events.next_within_quiet()
+                yield COMMENT if data is None else event(data)
+        except StopAsyncIteration:
+            pass
         except Exception as error:
             failure = error if isinstance(error, ServiceError) else InternalError("the service failed; see its log")
             self._on_error(failure)
             yield event(render.encode({"error": failure.body()}))
             return
-        for data in events:
-            yield event(data)
         yield DONE
-
-
-async def within_quiet(work: "asyncio.Task[Sequence[bytes]]", receive: Receive) -> None:
-    """Wait for ``work``, for ten seconds at most: what fails until then is an error with a status of its own.
-
-    Raises:
-        ClientDisconnect: the caller has gone; ``work`` is cancelled.
-        ServiceError: what ``work`` raised.
-    """
-    try:
-        await unless_gone(asyncio.wait((work,), timeout=QUIET_S), receive)
-        if work.done():
-            work.result()
-    except BaseException:
-        work.cancel()
-        raise

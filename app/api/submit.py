@@ -7,10 +7,11 @@ from typing import TypeVar
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive
 
+from app.api.live import Live
 from app.api.service import Service
 from app.errors import ServiceError
 from app.prompts.openai import Work
-from app.request import Answer, Call, Request, Resolved
+from app.request import Call, Request, Resolved
 from app.timings import Stamps
 
 RESOLVE_CHUNK = 32
@@ -20,15 +21,16 @@ T = TypeVar("T")
 
 
 async def submit(
-    service: Service, bodies: Sequence[Work], call: Call, *, is_whole: bool = False
-) -> "list[asyncio.Future[Answer] | ServiceError]":
-    """Admit all bodies that can be resolved; for each its future, or the error it gets.
+    service: Service, bodies: Sequence[Work], call: Call, *, is_whole: bool = False, live: Live | None = None
+) -> list[Request | ServiceError]:
+    """Admit all bodies that can be resolved; for each its request, or the error it gets.
 
     Args:
         service: the running service.
         bodies: validated bodies.
         call: what they came with.
         is_whole: one that cannot be resolved is the failure of all: none is admitted.
+        live: told of the outputs as they come, by a backend that streams; with a whole.
 
     Raises:
         ServiceError: none of them is taken: the queue is full, the service takes no work, or one of a whole is wrong.
@@ -45,9 +47,12 @@ async def submit(
             item if isinstance(item, ServiceError) else _request(service, body, item, call.received)
             for body, item in zip(bodies, resolved, strict=True)
         ]
+        for index, entry in enumerate(entries):
+            if live is not None and isinstance(entry, Request):
+                entry.listener = live.listener(index)
         service.batcher.admit(reservation, [entry for entry in entries if isinstance(entry, Request)])
         service.lifecycle.owe(call)
-    return [entry.future if isinstance(entry, Request) else entry for entry in entries]
+    return entries
 
 
 async def _resolve(service: Service, bodies: Sequence[Work]) -> list[Resolved | ServiceError]:

@@ -1,7 +1,8 @@
 """OpenAI's routes, over the same windows as ``/generate``."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
@@ -9,10 +10,12 @@ from urllib.parse import quote
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from app import timings
 from app.api import docs, render, sse
 from app.api import openai_examples as examples
-from app.api.chunks import chunks_of
+from app.api.chunks import chunks_of, with_member
 from app.api.errors import ON_GENERATE, ON_MODEL, WITH_KEY, documented
+from app.api.live import Live
 from app.api.routes import ServiceDep, read
 from app.api.schemas import ChatCompletion, ChatCompletionChunk, Completion, CompletionChunk, Model, ModelList
 from app.api.service import Service
@@ -22,6 +25,7 @@ from app.errors import ModelNotFound, RequestTooLarge, ServiceError
 from app.log import request_id_var
 from app.prompts.openai import ChatCompletionRequest, CompletionRequest, OpenAIBody, prompts_of
 from app.request import Answer, AnswerHead, Call
+from app.request import Request as WorkRequest
 
 router = APIRouter(prefix="/v1", tags=["openai"])
 
@@ -109,9 +113,9 @@ async def _answer(request: Request, service: Service, model: type[OpenAIBody], p
     work = _Work(service, body, request.state.call, f"{prefix}-{body.request_id or request_id_var.get()}")
     if not body.stream:
         return render.JsonResponse(await unless_gone(work.whole(), request.receive), headers=headers)
-    task = asyncio.ensure_future(work.events())
-    await sse.within_quiet(task, request.receive)
-    return sse.EventStream(task, lambda error: service.metrics.errors.labels(error.code).inc(), headers)
+    events = sse.Events(work.events())
+    await events.within_quiet(request.receive)
+    return sse.EventStream(events, lambda error: service.metrics.errors.labels(error.code).inc(), headers)
 
 
 def _told(ignored: Sequence[str]) -> dict[str, str]:
@@ -138,35 +142,57 @@ class _Work:
         answer, answers = await self._answer()
         return await render.encode_off_loop(answer, self._logprob_entries(answers))
 
-    async def events(self) -> list[bytes]:
+    def events(self) -> AsyncGenerator[bytes, None]:
         """The data of each event."""
+        return self._whole_events() if self.service.backend.takes_windows else self._live_events()
+
+    async def _whole_events(self) -> AsyncGenerator[bytes, None]:
+        """Those of an answer that is there as a whole."""
         answer, answers = await self._answer()
         entries = self._logprob_entries(answers)
-        return [
-            await render.encode_off_loop(chunk, entries)
-            for chunk in chunks_of(answer, answers, self.body.stream_options)
-        ]
+        for chunk in chunks_of(answer, answers, self.body.stream_options):
+            yield await render.encode_off_loop(chunk, entries)
+
+    async def _live_events(self) -> AsyncGenerator[bytes, None]:
+        """Those of an answer that is being made; what may be the last one waits for the metrics."""
+        live, held = Live(len(prompts_of(self.body))), []
+        async with self._submitted(live) as requests:
+            futures = [request.future for request in requests]
+            resolved = [request.resolved for request in requests]
+            async for chunk in self.service.backend.stream(resolved, live.outputs(futures), self._head()):
+                if live.is_last:
+                    held.append(chunk)
+                else:
+                    yield chunk
+            metrics = render.openai_metrics([future.result() for future in futures], self.service.metrics)
+        for chunk in held[:-1]:
+            yield chunk
+        yield with_member(held[-1], "metrics", render.encode(metrics))
 
     async def _answer(self) -> tuple[dict[str, Any], list[Answer]]:
         """The answer as plain values, and what it was made of."""
-        answers = await self._generated()
+        async with self._submitted() as requests:
+            answers = list(await asyncio.gather(*(request.future for request in requests)))
         metrics = render.openai_metrics(answers, self.service.metrics)
-        created = int(metrics["timings"]["received_at"])
-        head = AnswerHead(self.id, created, self.service.settings.model_name)
-        return {**await self.service.backend.shape(answers, head), "metrics": metrics}, answers
+        return {**await self.service.backend.shape(answers, self._head()), "metrics": metrics}, answers
 
-    async def _generated(self) -> list[Answer]:
-        """An answer for each prompt; one that fails is the failure of all."""
+    @asynccontextmanager
+    async def _submitted(self, live: Live | None = None) -> AsyncIterator[list[WorkRequest]]:
+        """A request for each prompt; one that fails is the failure of all, and in the end none is left."""
         prompts, limit = prompts_of(self.body), self.service.settings.max_batch_requests
         if len(prompts) > limit:
             raise RequestTooLarge(f"{len(prompts)} prompts; at most {limit} go into one call", limit=limit)
-        entries = await submit(self.service, prompts, self.call, is_whole=True)
-        futures = [entry for entry in entries if not isinstance(entry, ServiceError)]
+        entries = await submit(self.service, prompts, self.call, is_whole=True, live=live)
+        requests = [entry for entry in entries if not isinstance(entry, ServiceError)]
         try:
-            return list(await asyncio.gather(*futures))
+            yield requests
         finally:
-            for future in futures:
-                future.cancel()
+            for request in requests:
+                request.future.cancel()
+
+    def _head(self) -> AnswerHead:
+        created = int(self.call.received + timings.wall_offset())
+        return AnswerHead(self.id, created, self.body.model or self.service.settings.model_name)
 
     def _logprob_entries(self, answers: Sequence[Answer]) -> int:
         """About how many entries of logprobs the answer holds."""

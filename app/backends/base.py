@@ -156,7 +156,7 @@ class VLLMBackendBase(Backend):
 
     def _use_vllm_config(self, vllm_config: Any) -> None:
         self.resolution.use_vllm_config(vllm_config)
-        self._answers = AnswerSide(vllm_config, copy.deepcopy(self.resolution.tokenizer), self.args)
+        self._answers = AnswerSide(vllm_config, self.resolution.new_tokenizer(), self.args)
 
     def _note_threads(self) -> None:
         """How many threads compute, where they are this process's; and a line about it in the log."""

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from importlib import metadata
 from typing import Any
 
-from app.backends import engine_args, offline  # noqa: F401 -- it registers itself
+from app.backends import engine_args, offline, python  # noqa: F401 -- they register themselves
 from app.backends.args import VLLMArgs, parse_args
 from app.backends.base import VLLMBackendBase
 from app.backends.outputs import to_stats

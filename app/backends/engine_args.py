@@ -10,7 +10,7 @@ from typing import Any, Literal
 from pydantic import ValidationError
 
 from app import machine
-from app.backends.args import VLLMArgs
+from app.backends.args import VLLMArgs, VLLMPythonArgs
 from app.backends.memory import still_to_come_bytes
 from app.backends.places import environment_for_user, is_inline
 from app.errors import StartError
@@ -129,6 +129,8 @@ def build(
         values["reasoning_parser"] = args.reasoning_parser
     engine = EngineArguments(values, sources, environment, is_inline(args, is_cpu=is_cpu))
     engine.fill("structured_outputs_config", dict(STRUCTURED_OUTPUTS))
+    if isinstance(args, VLLMPythonArgs):
+        engine.fill("max_num_seqs", args.batch_size)
     if is_cpu:
         engine.fill("dtype", "bfloat16")
         engine.fill("enforce_eager", True)

@@ -7,10 +7,10 @@ from typing import Any
 from app.backends.args import VLLMOfflineArgs
 from app.backends.base import VLLMBackendBase
 from app.backends.isolation import WindowMismatch, run_isolated
-from app.backends.outputs import to_generation
+from app.backends.outputs import to_generation, to_prompt
 from app.backends.registry import Backend
 from app.errors import EngineDead, InvalidRequest
-from app.request import Generation, Outcome, Request, Resolved, Window
+from app.request import Generation, Outcome, Request, Window
 
 logger = logging.getLogger(__name__)
 
@@ -30,9 +30,7 @@ class VLLMOfflineBackend(VLLMBackendBase):
         return self._llm.llm_engine
 
     def _build(self, values: dict[str, Any]) -> None:
-        from vllm import LLM
-
-        self._llm = LLM(**values)
+        self._llm = _llm_class()(**values)
 
     def _open(self) -> None:
         super()._open()
@@ -76,9 +74,10 @@ class VLLMOfflineBackend(VLLMBackendBase):
 
         try:
             outputs: list[Any] = self._llm.generate(
-                [_to_prompt(request.resolved) for request in requests],
+                [to_prompt(request.resolved) for request in requests],
                 [request.resolved.params for request in requests],
                 use_tqdm=False,
+                lora_request=[request.resolved.adapter for request in requests],
                 priority=[request.priority for request in requests],
             )
         except EngineDeadError as error:
@@ -120,7 +119,14 @@ class VLLMOfflineBackend(VLLMBackendBase):
             llm.llm_engine.engine_core.shutdown()
 
 
-def _to_prompt(resolved: Resolved) -> dict[str, Any]:
-    """The prompt as ``LLM.generate()`` takes it."""
-    salt = {} if resolved.cache_salt is None else {"cache_salt": resolved.cache_salt}
-    return {"prompt_token_ids": resolved.prompt_token_ids, **salt}
+def _llm_class() -> Any:
+    """``LLM``, which by itself would render each prompt once more, and on the engine thread."""
+    from vllm import LLM
+
+    class RenderedLLM(LLM):  # type: ignore[misc]  # vLLM is untyped here
+        """Takes prompts that have been rendered, beside those that ``LLM`` takes."""
+
+        def _preprocess_cmpl_one(self, prompt: Any, *args: Any, **kwargs: Any) -> Any:
+            return prompt if "type" in prompt else super()._preprocess_cmpl_one(prompt, *args, **kwargs)
+
+    return RenderedLLM

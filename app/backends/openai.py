@@ -1,10 +1,12 @@
 """vLLM's own server classes without their server: what they check of OpenAI's bodies, and the answers they make.
 
-Two threads come here, each with a tokenizer of its own: the resolver asks for requests and parsers (``RequestSide``),
-the shaper for answers (``AnswerSide``).
+Three threads come here, each with a tokenizer of its own: the resolver asks for requests and parsers
+(``RequestSide``), the shaper for whole answers (``AnswerSide``), the event loop for streamed ones (``StreamSide``).
 """
 
-from collections.abc import AsyncIterator, Coroutine, Sequence
+import contextlib
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, TypeVar
@@ -63,6 +65,13 @@ class _Side:
             enable_auto_tools=args.tool_call_parser is not None,
             **shared,
         )
+
+    def _prompt_text(self, resolved: Resolved) -> str | None:
+        """The prompt as text, which only some answers hold: token ids are put into words for these alone."""
+        origin: Origin = resolved.origin
+        if origin.text is None and origin.request.echo:
+            return str(self.tokenizer.decode(resolved.prompt_token_ids))
+        return origin.text
 
     def serving(self, request: Any) -> Any:
         """The class for a vLLM request."""
@@ -170,13 +179,6 @@ class AnswerSide(_Side):
         values: dict[str, Any] = answer.model_dump(mode="json")
         return values
 
-    def _prompt_text(self, resolved: Resolved) -> str | None:
-        """The prompt as text, which only some answers hold: token ids are put into words for these alone."""
-        origin: Origin = resolved.origin
-        if origin.text is None and origin.request.echo:
-            return str(self.tokenizer.decode(resolved.prompt_token_ids))
-        return origin.text
-
     def _completion(self, origin: Origin, outputs: list[Any], head: AnswerHead) -> Any:
         from vllm.entrypoints.generate.base.protocol import RequestResponseMetadata
 
@@ -205,6 +207,84 @@ class AnswerSide(_Side):
                 parser=self.parser(origin.request, origin.template_arguments),
             )
         )
+
+
+class StreamSide(_Side):
+    """From the engine's outputs, as they come, to the chunks of OpenAI's answers."""
+
+    async def chunks(
+        self, prompts: Sequence[Resolved], outputs: AsyncIterator[tuple[int, Any]], head: AnswerHead
+    ) -> AsyncIterator[bytes]:
+        """The JSON of each chunk.
+
+        Args:
+            prompts: those of the body.
+            outputs: vLLM's ``RequestOutput``, each with what is new, and with the number of its prompt.
+            head: id, time and model.
+
+        Raises:
+            ServiceError: what ``outputs`` raises.
+            GenerationFailed: vLLM finds no answer in them.
+        """
+        source = _Source(outputs, [self._prompt_text(resolved) for resolved in prompts])
+        async with contextlib.aclosing(self._events(prompts, source, head)) as events:
+            async for event in events:
+                data = event.removeprefix("data: ").rstrip()
+                if source.failure is not None:
+                    raise source.failure
+                if data.startswith('{"error"'):
+                    raise GenerationFailed(f"no answer could be made: {json.loads(data)['error']['message']}")
+                if data != "[DONE]":
+                    yield data.encode()
+
+    def _events(self, prompts: Sequence[Resolved], source: "_Source", head: AnswerHead) -> AsyncGenerator[str, None]:
+        from vllm.entrypoints.generate.base.protocol import RequestResponseMetadata
+
+        origin: Origin = prompts[0].origin
+        request, metadata = origin.request, RequestResponseMetadata(request_id=head.id)
+        events: AsyncGenerator[str, None]
+        if hasattr(request, "messages"):
+            events = self.chat.chat_completion_stream_generator(
+                request,
+                source.of_one(),
+                head.id,
+                head.model,
+                origin.conversation,
+                self.tokenizer,
+                metadata,
+                chat_template_kwargs=origin.template_arguments,
+            )
+            return events
+        events = self.completion.completion_stream_generator(
+            request, [], source, head.id, head.created, head.model, len(prompts), self.tokenizer, metadata
+        )
+        return events
+
+
+class _Source:
+    """The engine's outputs with the text of their prompts. Ends at a failure, of which vLLM would make an event.
+
+    Attributes:
+        failure: what ended it.
+    """
+
+    def __init__(self, outputs: AsyncIterator[tuple[int, Any]], texts: Sequence[str | None]) -> None:
+        self._outputs = outputs
+        self._texts = texts
+        self.failure: Exception | None = None
+
+    async def __aiter__(self) -> AsyncIterator[tuple[int, Any]]:
+        try:
+            async for index, output in self._outputs:
+                output.prompt = self._texts[index] or ""
+                yield index, output
+        except Exception as error:
+            self.failure = error
+
+    async def of_one(self) -> AsyncIterator[Any]:
+        """The same where there is one prompt."""
+        async for _, output in self:
+            yield output
 
 
 async def _alone(output: Any) -> AsyncIterator[Any]:

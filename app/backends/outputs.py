@@ -1,4 +1,4 @@
-"""vLLM's outputs as plain values."""
+"""Plain values to and from vLLM: a request as its prompt, its outputs as a generation."""
 
 import dataclasses
 import math
@@ -7,9 +7,16 @@ from typing import Any
 
 from app import timings
 from app.errors import GenerationFailed
-from app.request import Generation, Output, Request
+from app.request import Generation, Output, Request, Resolved
 
 FINISH_REASONS = ("stop", "length")
+
+
+def to_prompt(resolved: Resolved) -> dict[str, Any]:
+    """The prompt as vLLM's engines take it, rendered: vLLM's ``EngineInput``."""
+    salt = {} if resolved.cache_salt is None else {"cache_salt": resolved.cache_salt}
+    rendered = resolved.rendered or {"type": "token", "prompt_token_ids": resolved.prompt_token_ids}
+    return {**rendered, **salt}
 
 
 def to_generation(output: Any, request: Request) -> Generation | Exception:
@@ -41,6 +48,35 @@ def _to_output(part: Any, logprobs: int | None) -> Output:
         part.stop_reason,
         _logprob_list(part.logprobs, ids, logprobs),
     )
+
+
+class Parts:
+    """The parts of a streamed output put together, as far as counts and ends go: its text has gone out already."""
+
+    def __init__(self) -> None:
+        self._ids: dict[int, list[int]] = {}
+        self._ends: dict[int, tuple[Any, Any]] = {}
+        self._last: Any = None
+        self._cached_tokens: int | None = None
+
+    def add(self, output: Any) -> None:
+        """One more of vLLM's ``RequestOutput``, with what is new in it."""
+        if self._last is None:
+            self._cached_tokens = output.num_cached_tokens
+        self._last = output
+        for part in output.outputs:
+            self._ids.setdefault(part.index, []).extend(part.token_ids)
+            if part.finish_reason is not None:
+                self._ends[part.index] = (part.finish_reason, part.stop_reason)
+
+    def generation(self, request: Request) -> Generation | Exception:
+        """What they were the parts of; an undocumented end is an error of this request."""
+        bad = [reason for reason, _ in self._ends.values() if reason not in (*FINISH_REASONS, "repetition")]
+        if bad or len(self._ends) != request.places:
+            return GenerationFailed(f"generation ended as {bad[0] if bad else 'incomplete'!r}")
+        outputs = [Output(index, "", self._ids[index], *ends, None) for index, ends in sorted(self._ends.items())]
+        stats = None if self._last.metrics is None else to_stats(self._last.metrics)
+        return Generation(outputs, None, self._cached_tokens, stats)
 
 
 def to_stats(stats: Any) -> timings.EngineStats:

@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 
 from app import machine
-from app.backends.args import VLLMArgs
+from app.backends.args import VLLMArgs, VLLMPythonArgs
 from app.finding import Finding
 from app.machine import can_write, mebibytes
 from app.settings import engine_cache, engine_variable
@@ -24,7 +24,9 @@ SHARED_ADVICE = (
 
 
 def is_inline(args: VLLMArgs, *, is_cpu: bool) -> bool:
-    """Whether the engine core runs in this process: ``auto`` is inline on a CPU with one worker."""
+    """Whether the engine core runs in this process: with ``auto`` on a CPU with one worker. ``AsyncLLM`` has a child."""
+    if isinstance(args, VLLMPythonArgs):
+        return False
     if args.engine_process != "auto":
         return args.engine_process == "inline"
     return is_cpu and workers(args) == 1

@@ -4,7 +4,7 @@ import asyncio
 import contextvars
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ClassVar, TypeVar
 
@@ -23,8 +23,13 @@ class Backend(ABC):
 
     ``_open``, ``_run`` and ``_close`` are called on the engine thread, one at a time, and on no
     other; ``_resolve`` and ``_shape`` on a thread of their own each. All other methods belong to the event loop.
+
+    Attributes:
+        takes_windows: whether one window at a time goes through the engine. Else each request is a window of its own,
+            ``max_in_flight`` of them at once, and its outputs are told to its listener as they come (``stream``).
     """
 
+    takes_windows: ClassVar[bool] = True
     registry: "ClassVar[dict[str, type[Backend]]]" = {}  # noqa: RUF012 -- quoted: the class is not there yet
 
     @classmethod
@@ -101,6 +106,22 @@ class Backend(ABC):
         run = contextvars.copy_context().run  # so that its log lines carry the request's id
         return await asyncio.get_running_loop().run_in_executor(executor, run, work, *arguments)
 
+    def stream(
+        self, prompts: Sequence[Resolved], outputs: AsyncIterator[tuple[int, Any]], head: AnswerHead
+    ) -> AsyncIterator[bytes]:
+        """OpenAI's answer in chunks, each the JSON of one event; on the event loop.
+
+        Args:
+            prompts: those of the body.
+            outputs: what their listeners are told, each with the number of its prompt.
+            head: what the answer begins with.
+
+        Raises:
+            ServiceError: what ``outputs`` raises.
+            GenerationFailed: no answer could be made of them.
+        """
+        raise NotImplementedError("a backend that takes windows has nothing to stream")
+
     async def generate(self, window: Window) -> list[Outcome]:
         """Run a window on the engine thread: one outcome for each of its requests.
 
@@ -169,6 +190,11 @@ class Backend(ABC):
     def max_model_len(self) -> int:
         """Context length in tokens; known once open."""
 
+    @property
+    def max_in_flight(self) -> int:
+        """Places that may be in the engine at once, where it takes no windows; known once open."""
+        return self.args.batch_size
+
     @abstractmethod
     def info(self) -> dict[str, Any]:
         """What ``/info`` shows of the backend; no secrets."""
@@ -189,9 +215,9 @@ class Backend(ABC):
     def _shape(self, answers: Sequence[Answer], head: AnswerHead) -> dict[str, Any]:
         """OpenAI's answer without ``metrics``; on the shaper's thread."""
 
-    @abstractmethod
     def _run(self, window: Window) -> list[Outcome]:
-        """One outcome for each request of the window; on the engine thread."""
+        """One outcome for each request of the window; on the engine thread. Not there without windows."""
+        raise NotImplementedError
 
     @abstractmethod
     def _close(self) -> None:

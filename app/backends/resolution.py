@@ -5,6 +5,7 @@ threads use at once fails with "Already borrowed".
 """
 
 import contextlib
+import copy
 import logging
 import re
 from collections.abc import Iterator
@@ -86,6 +87,10 @@ class Resolution:
     def max_model_len(self) -> int:
         """Context length in tokens."""
         return int(self._model_config.max_model_len)
+
+    def new_tokenizer(self) -> Any:
+        """Another copy of the tokenizer, for another thread."""
+        return copy.deepcopy(self.tokenizer)
 
     def resolve(self, body: Work) -> Resolved:
         """A body of text alone.

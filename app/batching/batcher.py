@@ -1,7 +1,8 @@
 """The micro-batcher: reserve, admit, gather, settle, drain. Lives on the event loop.
 
 Invariants: a place is held from ``reserve`` until dispatch or refusal; a future is settled once and only
-if it is not done; one window is in the engine at a time; what waits is ordered by admission.
+if it is not done; what waits is ordered by admission. One window is in the engine at a time; or, with a backend
+that takes none, each request by itself, as many at once as it says.
 """
 
 import asyncio
@@ -10,6 +11,8 @@ import copy
 import itertools
 import logging
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
 
 from app import timings
 from app.backends.registry import Backend
@@ -81,7 +84,9 @@ class Batcher:
         self._waiting: dict[Request, asyncio.TimerHandle | None] = {}
         self._waiting_places = 0
         self._waiting_tokens = 0
-        self._running: list[Request] = []
+        self._running: dict[Request, None] = {}
+        self._running_places = 0
+        self._tasks: set[asyncio.Task[None]] = set()
         self._wake = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -199,9 +204,37 @@ class Batcher:
 
     async def run(self) -> None:
         """Gather and run windows, until cancelled. A failure in here is the end of the service."""
+        try:
+            while True:
+                if self._backend.takes_windows:
+                    reason = await self._next_release()
+                    await self._run_window(self._take(reason, self._limits.batch_size))
+                else:
+                    self._hand_over(self._take("direct", await self._next_places()))
+        finally:
+            for task in self._tasks:
+                task.cancel()
+
+    async def _next_places(self) -> int:
+        """Wait until a request waits and the engine has room: for how many, each with one place."""
         while True:
-            reason = await self._next_release()
-            await self._run_window(self._take(reason))
+            self._wake.clear()
+            room = self._backend.max_in_flight - self._running_places if self._waiting else 0
+            if room > 0:
+                self._drop_done()
+                if self._waiting:
+                    return room
+                continue
+            await self._wake.wait()
+
+    def _hand_over(self, taken: Window) -> None:
+        """Run each request by itself; one whose caller goes is aborted."""
+        for request in taken.requests:
+            window = replace(taken, id=next(self._window_ids), requests=[request])
+            task = asyncio.create_task(self._run_window(window))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+            request.future.add_done_callback(partial(_cancel, task))
 
     async def _next_release(self) -> Release:
         """Wait until a window is due. Blocks without a clock while nothing waits."""
@@ -225,10 +258,11 @@ class Batcher:
         for request in [request for request in self._waiting if request.future.done()]:
             self._remove(request)
 
-    def _take(self, reason: Release) -> Window:
+    def _take(self, reason: Release, size: int) -> Window:
         """The members of the next window, out of the queue and stamped."""
-        chosen = window_rule.members(self._waiting, self._limits.batch_size)
-        self._running = chosen
+        chosen = window_rule.members(self._waiting, size)
+        self._running.update(dict.fromkeys(chosen))
+        self._running_places += sum(request.places for request in chosen)
         for request in chosen:
             self._remove(request)
         dispatched = timings.now()
@@ -236,9 +270,10 @@ class Batcher:
         return Window(next(self._window_ids), reason, chosen, dispatched, timings.wall_offset(), self._window_ids)
 
     def _count_window(self, reason: Release, chosen: Sequence[Request], dispatched: float) -> None:
-        self._metrics.releases.labels(reason).inc()
-        self._metrics.window_size.observe(len(chosen))
-        self._metrics.window_fill.observe(len(chosen) / self._limits.batch_size)
+        if reason != "direct":
+            self._metrics.releases.labels(reason).inc()
+            self._metrics.window_size.observe(len(chosen))
+            self._metrics.window_fill.observe(len(chosen) / self._limits.batch_size)
         for request in chosen:
             self._metrics.window_wait.observe(timings.elapsed(request.stamps.admitted, dispatched))
 
@@ -255,8 +290,11 @@ class Batcher:
             self._settle(outcomes)
             self._refuse_all(window.requests, GenerationFailed("the backend gave no result for this request"))
         finally:
-            self._running = []
+            for request in window.requests:
+                del self._running[request]
+            self._running_places -= sum(request.places for request in window.requests)
             self._note_idle()
+            self._wake.set()
 
     def _settle(self, outcomes: Sequence[Outcome]) -> None:
         completed = timings.now()
@@ -268,7 +306,8 @@ class Batcher:
             if isinstance(outcome.result, Exception):
                 request.future.set_exception(outcome.result)
             else:
-                request.future.set_result(Answer(request, outcome.result, outcome.window, outcome.position))
+                shown = outcome.window if self._backend.takes_windows else None
+                request.future.set_result(Answer(request, outcome.result, shown, outcome.position))
 
     @staticmethod
     def _refuse_all(requests: Sequence[Request], error: ServiceError) -> None:
@@ -296,6 +335,10 @@ class Batcher:
         left = [request for request in (*self._waiting, *self._running) if not request.future.done()]
         self._refuse_all(left, error)
         return len(left)
+
+
+def _cancel(task: "asyncio.Task[None]", _: object) -> None:
+    task.cancel()
 
 
 def _refuse(request: Request, error: ServiceError) -> None:

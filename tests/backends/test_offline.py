@@ -113,9 +113,11 @@ class LLM:
     def _shutdown(self) -> None:
         self.shutdowns += 1
 
-    def generate(self, prompts: list[Any], params: list[Any], *, use_tqdm: bool, priority: list[int]) -> list[Any]:
+    def generate(
+        self, prompts: list[Any], params: list[Any], *, use_tqdm: bool, lora_request: list[Any], priority: list[int]
+    ) -> list[Any]:
         assert not self.left, "a window went into an engine that was not empty"
-        assert len(prompts) == len(params) == len(priority)
+        assert len(prompts) == len(params) == len(lora_request) == len(priority)
         assert len(set(map(id, params))) == len(params)
         ids = [prompt["prompt_token_ids"] for prompt in prompts]
         self.calls.append([prompt[0] for prompt in ids])

@@ -57,6 +57,9 @@ class BackendDouble:
         act: makes of a window what ``generate`` returns, or raises.
     """
 
+    takes_windows = True
+    max_in_flight = 4
+
     def __init__(self) -> None:
         self.windows: list[list[str]] = []
         self.entered = asyncio.Semaphore(0)
