@@ -38,7 +38,19 @@ FLUSH_S = 1.5
 CLOSE_TIMEOUT_S = 2.5
 """With ``drain_timeout_s`` of 25 a stop stays within Kubernetes' grace of 30 seconds."""
 
-VLLM_SETTINGS = ("vllm_config", "engine_process", "tool_call_parser", "reasoning_parser")
+VLLM_SETTINGS = (
+    "vllm_config",
+    "engine_process",
+    "tool_call_parser",
+    "reasoning_parser",
+    "lora_modules",
+    "allowed_media_domains",
+    "allowed_media_networks",
+    "max_media_bytes",
+    "max_image_pixels",
+    "max_audio_s",
+    "media_timeout_s",
+)
 """What the backends on vLLM have beside what every backend has."""
 
 DESCRIPTION = """Offline batch inference with vLLM over HTTP. Requests are gathered into windows, each window goes
@@ -133,6 +145,7 @@ def _assemble(settings: Settings, backend: Backend) -> Service:
         WindowLimits(settings.batch_size, settings.max_wait_ms / 1000),
         max_queue_requests=settings.max_queue_requests,
         max_queue_tokens=settings.max_queue_tokens,
+        max_queue_media_bytes=settings.max_queue_media_bytes,
         lifecycle=lifecycle,
         metrics=metrics,
     )

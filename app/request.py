@@ -45,6 +45,7 @@ class Resolved:
         origin: what the backend needs again to shape an OpenAI answer; None for a ``/generate`` body.
         cache_salt: shares cached prompts with this salt alone; None: with those without one.
         rendered: the prompt with its images and audio, as the engine takes it; None for text alone.
+        media_bytes: what these take.
         adapter: the backend's own handle of a LoRA adapter; None: the base model.
     """
 
@@ -54,6 +55,7 @@ class Resolved:
     origin: Any = None
     cache_salt: str | None = None
     rendered: Any = None
+    media_bytes: int = 0
     adapter: Any = None
 
 

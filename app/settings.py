@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager, suppress
+from ipaddress import ip_network
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn, get_args, get_origin
 
@@ -40,8 +41,14 @@ class Settings(BaseSettings):
     served_model_name: str | None = Field(
         None, min_length=1, description="The model's name in answers and requests; default: `model`."
     )
-    backend: str = Field("vllm_offline", description="`vllm_offline`, or `fake` for development without a model.")
-    batch_size: int = Field(32, ge=1, le=65536, description="Most requests in one window.")
+    backend: str = Field(
+        "vllm_offline",
+        description="`vllm_offline`: windows; `vllm_python`: each request by itself, tokens streamed as they are made; "
+        "`fake` for development without a model.",
+    )
+    batch_size: int = Field(
+        32, ge=1, le=65536, description="Most requests in one window; with `vllm_python` in the engine at once."
+    )
     max_wait_ms: float = Field(
         10,
         ge=0,
@@ -72,11 +79,37 @@ class Settings(BaseSettings):
     reasoning_parser: str | None = Field(
         None, min_length=1, description="vLLM's parser for the reasoning of this model; none: it stays in the text."
     )
-    image_placeholder: str = Field("<image>", min_length=1, description="Marks an image in `plain` text.")
-    audio_placeholder: str = Field("<|audio|>", min_length=1, description="Marks an audio in `plain` text.")
+    lora_modules: Annotated[tuple[str, ...], NoDecode] = Field(
+        (), description="LoRA adapters as `name=folder`, may repeat; a request selects one by its `model`."
+    )
+    image_placeholder: str = Field(
+        "<image>", min_length=1, description="What stands for an image in `plain` text, as the model knows it."
+    )
+    audio_placeholder: str = Field(
+        "<|audio|>", min_length=1, description="What stands for an audio in `plain` text, as the model knows it."
+    )
+    allowed_media_domains: Annotated[tuple[str, ...], NoDecode] = Field(
+        (),
+        description="Hosts that images and audio are fetched from, may repeat; `.example.com` stands for all below it. "
+        "None: nothing is fetched.",
+    )
+    allowed_media_networks: Annotated[tuple[str, ...], NoDecode] = Field(
+        (), description="Private networks, such as `10.0.0.0/8`, in which those hosts may be, may repeat."
+    )
+    max_media_bytes: int = Field(
+        16 * 2**20, ge=1, description="Images and audio of one request in bytes, as they come."
+    )
+    max_image_pixels: int = Field(2**25, ge=1, le=178_956_970, description="Images of one request in pixels.")
+    max_audio_s: float = Field(600, gt=0, allow_inf_nan=False, description="Audio of one request in seconds.")
+    media_timeout_s: float = Field(
+        1.5, gt=0, le=600, allow_inf_nan=False, description="Longest fetch of the media of one request, in seconds."
+    )
     default_max_tokens: int = Field(256, ge=1, description="Tokens to generate when the request does not say.")
     max_queue_requests: int = Field(8192, ge=1, description="Places in the queue; a request takes `n` of them.")
     max_queue_tokens: int = Field(8 * 2**20, ge=1, description="Prompt tokens in the queue.")
+    max_queue_media_bytes: int = Field(
+        2**30, ge=1, description="Images and audio in the queue, in bytes as the model takes them."
+    )
     max_batch_requests: int = Field(4096, ge=1, description="Most requests in one `/batch`.")
     max_body_bytes: int = Field(32 * 2**20, ge=1024, description="Largest body in bytes.")
     queue_timeout_s: float | None = Field(
@@ -124,6 +157,31 @@ class Settings(BaseSettings):
         if parts and not keys:
             raise ValueError("no key in it; to ask for none, leave the setting out")
         return keys
+
+    @field_validator("lora_modules", "allowed_media_domains", "allowed_media_networks", mode="before")
+    @classmethod
+    def _one_or_more_words(cls, value: Any) -> Any:
+        """A plain string is one word; commas part several."""
+        parts = [value] if isinstance(value, str) else value
+        return tuple(word.strip() for part in parts for word in str(part).split(",") if word.strip())
+
+    @field_validator("allowed_media_networks")
+    @classmethod
+    def _networks(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for word in value:
+            try:
+                ip_network(word)
+            except ValueError as error:
+                raise ValueError(f"{error}; write a network as in 10.0.0.0/8") from error
+        return value
+
+    @field_validator("allowed_media_domains")
+    @classmethod
+    def _host_names(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for word in value:
+            if not re.fullmatch(r"\.?[a-z0-9_-]+(\.[a-z0-9_-]+)*|\[?[0-9a-f:.]+\]?", word.lower()):
+                raise ValueError(f"{word!r} is no host name; write it without scheme, port and path")
+        return tuple(word.lower() for word in value)
 
     @field_validator("api_key")
     @classmethod
@@ -210,7 +268,7 @@ def _parse(arguments: Sequence[str], program: str) -> tuple[dict[str, Any], list
         default = "" if value in (None, (), "") else f" Default: {value}."
         choices = get_args(field.annotation) if get_origin(field.annotation) is Literal else ()
         help_text = f"{field.description}{default}".replace("%", "%%")
-        action = "append" if name == "api_key" else "store"
+        action = "append" if field.annotation == tuple[str, ...] else "store"
         parser.add_argument(
             _option(name), dest=name, metavar="|".join(choices) or "VALUE", action=action, help=help_text
         )

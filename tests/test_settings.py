@@ -52,11 +52,19 @@ def test_the_defaults_are_those_of_the_documentation() -> None:
         "request_format": "default-template",
         "tool_call_parser": None,
         "reasoning_parser": None,
+        "lora_modules": (),
         "image_placeholder": "<image>",
         "audio_placeholder": "<|audio|>",
+        "allowed_media_domains": (),
+        "allowed_media_networks": (),
+        "max_media_bytes": 16 * 1024 * 1024,
+        "max_image_pixels": 32 * 1024 * 1024,
+        "max_audio_s": 600,
+        "media_timeout_s": 1.5,
         "default_max_tokens": 256,
         "max_queue_requests": 8192,
         "max_queue_tokens": 8 * 1024 * 1024,
+        "max_queue_media_bytes": 1024 * 1024 * 1024,
         "max_batch_requests": 4096,
         "max_body_bytes": 32 * 1024 * 1024,
         "queue_timeout_s": None,
@@ -74,6 +82,7 @@ def test_the_defaults_are_those_of_the_documentation() -> None:
 @pytest.mark.parametrize("name", Settings.model_fields)
 def test_every_setting_has_an_option_a_variable_and_a_description(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     text = {"vllm_config": '{"a": 1}', "fake_config": '{"a": 1}', "api_key": "k", "root_path": "/a"}.get(name, "7")
+    text = {"lora_modules": "a=/b", "allowed_media_networks": "10.0.0.0/8"}.get(name, text)
     text = {"engine_process": "inline", "log_level": "debug", "log_format": "json"}.get(name, text)
     text = {"max_queue_requests": "5000", "max_body_bytes": "2048"}.get(name, text)
     from_option = load_settings([f"--{name.replace('_', '-')}", text])

@@ -145,6 +145,7 @@ async def info(service: ServiceDep) -> Response:
         "max_wait_ms",
         "max_queue_requests",
         "max_queue_tokens",
+        "max_queue_media_bytes",
         "max_batch_requests",
         "max_body_bytes",
     )

@@ -304,6 +304,9 @@ class Limits(TypedDict):
     ]
     max_queue_requests: Annotated[int, Field(description="Places in the queue; a request takes `n` of them.")]
     max_queue_tokens: Annotated[int, Field(description="Prompt tokens in the queue.")]
+    max_queue_media_bytes: Annotated[
+        int, Field(description="Images and audio in the queue, in bytes as the model takes them.")
+    ]
     max_batch_requests: Annotated[int, Field(description="Most requests in one `/batch`.")]
     max_body_bytes: Annotated[int, Field(description="Largest body in bytes.")]
     max_model_len: Annotated[

@@ -57,8 +57,12 @@ async def submit(
 
 async def _resolve(service: Service, bodies: Sequence[Work]) -> list[Resolved | ServiceError]:
     resolved: list[Resolved | ServiceError] = []
+    media_bytes = 0
     for chunk in _chunks(bodies):
-        resolved += await service.backend.resolve(chunk)
+        items = await service.backend.resolve(chunk)
+        media_bytes += sum(item.media_bytes for item in items if isinstance(item, Resolved))
+        service.batcher.check_media(media_bytes)  # a batch must not fill the memory before it is seen to be too large
+        resolved += items
     return resolved
 
 

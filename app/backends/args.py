@@ -46,12 +46,26 @@ class VLLMArgs(BackendArgs):
         vllm_config: passed through to vLLM's ``EngineArgs``.
         tool_call_parser: vLLM's parser for the tool calls of this model; None: tools are refused.
         reasoning_parser: vLLM's parser for the reasoning of this model.
+        lora_modules: adapters as ``name=folder``.
+        allowed_media_domains: hosts that images and audio are fetched from.
+        allowed_media_networks: private networks in which they may be.
+        max_media_bytes: images and audio of one request, in bytes as they come.
+        max_image_pixels: images of one request, in pixels.
+        max_audio_s: audio of one request, in seconds.
+        media_timeout_s: longest fetch of the media of one request, in seconds.
     """
 
     engine_process: Literal["auto", "inline", "separate"] = "auto"
     vllm_config: dict[str, Any] = Field(default_factory=dict)
     tool_call_parser: str | None = None
     reasoning_parser: str | None = None
+    lora_modules: tuple[str, ...] = ()
+    allowed_media_domains: tuple[str, ...] = ()
+    allowed_media_networks: tuple[str, ...] = ()
+    max_media_bytes: int = 16 * 2**20
+    max_image_pixels: int = 2**25
+    max_audio_s: float = 600
+    media_timeout_s: float = 1.5
 
     @field_validator("vllm_config")
     @classmethod

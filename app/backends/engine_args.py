@@ -24,6 +24,12 @@ OWNED = {
     "served_model_name": "set it with --served-model-name",
     "reasoning_parser": "set it with --reasoning-parser",
     "disable_log_stats": "the service needs the statistics for its timings",
+    "allowed_media_domains": "set it with --allowed-media-domains",
+    "allowed_local_media_path": "the service reads no files for its callers: they send data URIs",
+    "media_io_kwargs": "the service decodes images and audio itself",
+    "lora_modules": "set it with --lora-modules",
+    "enable_lora": "it follows from --lora-modules",
+    "max_loras": "it follows from --lora-modules",
 }
 CPU_MAX_MODEL_LEN = 2048
 KV_CACHE_SHARE = 0.5

@@ -24,7 +24,7 @@ SHARED_ADVICE = (
 
 
 def is_inline(args: VLLMArgs, *, is_cpu: bool) -> bool:
-    """Whether the engine core runs in this process: with ``auto`` on a CPU with one worker. ``AsyncLLM`` has a child."""
+    """Whether the engine core runs in this process: with ``auto`` on a CPU with one worker; never with ``AsyncLLM``."""
     if isinstance(args, VLLMPythonArgs):
         return False
     if args.engine_process != "auto":

@@ -60,6 +60,7 @@ class Batcher:
         limits: when a window goes.
         max_queue_requests: places in the queue.
         max_queue_tokens: prompt tokens in the queue.
+        max_queue_media_bytes: images and audio in the queue, in bytes as the model takes them.
         lifecycle: says whether work is taken.
         metrics: where windows and waits are counted.
     """
@@ -71,6 +72,7 @@ class Batcher:
         *,
         max_queue_requests: int,
         max_queue_tokens: int,
+        max_queue_media_bytes: int = 2**30,
         lifecycle: Lifecycle,
         metrics: Metrics,
     ) -> None:
@@ -79,11 +81,13 @@ class Batcher:
         self._limits = limits
         self._max_requests = max_queue_requests
         self._max_tokens = max_queue_tokens
+        self._max_media_bytes = max_queue_media_bytes
         self._lifecycle = lifecycle
         self._metrics = metrics
         self._waiting: dict[Request, asyncio.TimerHandle | None] = {}
         self._waiting_places = 0
         self._waiting_tokens = 0
+        self._waiting_media_bytes = 0
         self._running: dict[Request, None] = {}
         self._running_places = 0
         self._tasks: set[asyncio.Task[None]] = set()
@@ -138,12 +142,14 @@ class Batcher:
 
         Raises:
             Unavailable: the service has stopped taking work since the reservation.
-            RequestTooLarge: more prompt tokens than an empty queue takes.
+            RequestTooLarge: more prompt tokens, or bytes of media, than an empty queue takes.
             QueueFull: more than it takes now.
         """
         if (refusal := self._lifecycle.refusal()) is not None:
             raise refusal
-        self._check_tokens(sum(request.prompt_tokens for request in requests))
+        tokens = sum(request.prompt_tokens for request in requests)
+        _check_room("prompt tokens", tokens, self._waiting_tokens, self._max_tokens)
+        self.check_media(sum(request.resolved.media_bytes for request in requests))
         admitted = timings.now()
         for request in requests:
             reservation.shrink(request.places)
@@ -152,18 +158,14 @@ class Batcher:
         self._note_idle()
         self._wake.set()
 
-    def _check_tokens(self, tokens: int) -> None:
-        if tokens > self._max_tokens:
-            raise RequestTooLarge(
-                f"{tokens} prompt tokens are asked for and the queue takes {self._max_tokens}",
-                limit=self._max_tokens,
-            )
-        if self._waiting_tokens + tokens > self._max_tokens:
-            raise QueueFull(
-                f"the queue holds {self._waiting_tokens} of {self._max_tokens} prompt tokens",
-                queue_depth=self._waiting_tokens,
-                limit=self._max_tokens,
-            )
+    def check_media(self, media_bytes: int) -> None:
+        """Whether images and audio of so many bytes may wait beside those that do.
+
+        Raises:
+            RequestTooLarge: more than an empty queue takes.
+            QueueFull: more than it takes now.
+        """
+        _check_room("bytes of images and audio", media_bytes, self._waiting_media_bytes, self._max_media_bytes)
 
     def _add(self, request: Request) -> None:
         timer = None
@@ -173,6 +175,7 @@ class Batcher:
         self._waiting[request] = timer
         self._waiting_places += request.places
         self._waiting_tokens += request.prompt_tokens
+        self._waiting_media_bytes += request.resolved.media_bytes
         request.future.add_done_callback(lambda future: self._done(request, future.cancelled()))
 
     def _done(self, request: Request, caller_has_gone: bool) -> None:
@@ -189,6 +192,7 @@ class Batcher:
             timer.cancel()
         self._waiting_places -= request.places
         self._waiting_tokens -= request.prompt_tokens
+        self._waiting_media_bytes -= request.resolved.media_bytes
         self._note_idle()
         self._wake.set()
 
@@ -335,6 +339,13 @@ class Batcher:
         left = [request for request in (*self._waiting, *self._running) if not request.future.done()]
         self._refuse_all(left, error)
         return len(left)
+
+
+def _check_room(unit: str, asked: int, held: int, limit: int) -> None:
+    if asked > limit:
+        raise RequestTooLarge(f"{asked} {unit} are asked for and the queue takes {limit}", limit=limit)
+    if held + asked > limit:
+        raise QueueFull(f"the queue holds {held} of {limit} {unit}", queue_depth=held, limit=limit)
 
 
 def _cancel(task: "asyncio.Task[None]", _: object) -> None:
