@@ -95,6 +95,20 @@ class Generation:
 
 
 @dataclass(frozen=True, slots=True)
+class ServedModel:
+    """A model that requests may name: the base, or an adapter on it.
+
+    Attributes:
+        root: a Hugging Face id or a folder.
+        parent: name of the base model, for an adapter.
+    """
+
+    name: str
+    root: str
+    parent: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class AnswerHead:
     """What an OpenAI answer begins with.
 

@@ -106,8 +106,8 @@ class Batch:
         assert isinstance(entry, asyncio.Future)
         body = self.body.rows[index]
         assert isinstance(body, GenerateRequest)
-        settings, metrics = self.service.settings, self.service.metrics
-        return render.batch_row(index, render.generate_answer(entry.result(), body, settings.model_name, metrics), None)
+        model = body.model or self.service.settings.model_name
+        return render.batch_row(index, render.generate_answer(entry.result(), body, model, self.service.metrics), None)
 
     def rest(self) -> dict[str, Any]:
         """The answer without its rows; to be asked for when all are done."""

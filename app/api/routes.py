@@ -67,7 +67,9 @@ async def _generate(service: Service, body: GenerateRequest, call: Call) -> byte
     (entry,) = await submit(service, [body], call)
     if isinstance(entry, ServiceError):
         raise entry
-    answer = render.generate_answer(await entry.future, body, service.settings.model_name, service.metrics)
+    answer = render.generate_answer(
+        await entry.future, body, body.model or service.settings.model_name, service.metrics
+    )
     return await render.encode_answer(answer)
 
 

@@ -21,10 +21,10 @@ from app.api.schemas import ChatCompletion, ChatCompletionChunk, Completion, Com
 from app.api.service import Service
 from app.api.submit import submit, unless_gone
 from app.api.validation import OpenAIParsed, openai_body
-from app.errors import ModelNotFound, RequestTooLarge, ServiceError
+from app.errors import RequestTooLarge, ServiceError
 from app.log import request_id_var
 from app.prompts.openai import ChatCompletionRequest, CompletionRequest, OpenAIBody, prompts_of
-from app.request import Answer, AnswerHead, Call
+from app.request import Answer, AnswerHead, Call, ServedModel
 from app.request import Request as WorkRequest
 
 router = APIRouter(prefix="/v1", tags=["openai"])
@@ -38,13 +38,14 @@ MAX_IGNORED = 32
     "/models",
     summary="The models that are served",
     responses={
-        200: docs.answer(ModelList, "The one model of this service.", examples.MODELS),
+        200: docs.answer(ModelList, "The model of this service, then its adapters.", examples.MODELS),
         **documented(*WITH_KEY),
     },
 )
 async def models(service: ServiceDep) -> Response:
-    """One model; its `max_model_len` is `null` until it is loaded."""
-    return render.JsonResponse(render.encode({"object": "list", "data": [_model(service)]}))
+    """The model, then its LoRA adapters, whose `parent` it is; `max_model_len` is `null` until it is loaded."""
+    served = [_model(service, model) for model in service.backend.models()]
+    return render.JsonResponse(render.encode({"object": "list", "data": served}))
 
 
 @router.get(
@@ -55,22 +56,20 @@ async def models(service: ServiceDep) -> Response:
 )
 async def model(request: Request, service: ServiceDep) -> Response:
     """The model of this name, which may hold slashes."""
-    name, served = request.path_params["model"], service.settings.model_name
-    if name != served:
-        raise ModelNotFound(f"model {name!r} is not served here; this service has {served!r}")
-    return render.JsonResponse(render.encode(_model(service)))
+    model = service.backend.find_model(request.path_params["model"])
+    return render.JsonResponse(render.encode(_model(service, model)))
 
 
-def _model(service: Service) -> dict[str, Any]:
-    """The model, under vLLM's names."""
+def _model(service: Service, model: ServedModel) -> dict[str, Any]:
+    """A model, under vLLM's names."""
     is_loaded = service.lifecycle.has_loaded.is_set()
     return {
-        "id": service.settings.model_name,
+        "id": model.name,
         "object": "model",
         "created": service.created,
         "owned_by": "batchserve",
-        "root": service.settings.model,
-        "parent": None,
+        "root": service.settings.model if model.parent is None else model.root,
+        "parent": model.parent,
         "max_model_len": service.backend.max_model_len if is_loaded else None,
     }
 

@@ -12,7 +12,7 @@ from app.backends.args import BackendArgs
 from app.backends.thread import EngineThread
 from app.errors import ContextLengthExceeded, InvalidRequest, ModelNotFound, ServiceError
 from app.prompts.openai import OpenAIPrompt, Work
-from app.request import Answer, AnswerHead, Outcome, Resolved, Window
+from app.request import Answer, AnswerHead, Outcome, Resolved, ServedModel, Window
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -169,11 +169,24 @@ class Backend(ABC):
             return self._refusal(body, error)
 
     def _check_model(self, body: Work) -> None:
-        if body.model is not None and body.model != self.args.served_model_name:
-            raise ModelNotFound(
-                f"model {body.model!r} is not served here; this service has {self.args.served_model_name!r}",
-                param="model",
-            )
+        if body.model is not None:
+            self.find_model(body.model, param="model")
+
+    def find_model(self, name: str, *, param: str | None = None) -> ServedModel:
+        """The model of this name.
+
+        Raises:
+            ModelNotFound: there is none, or it cannot be used; ``param`` is the field that asks for it.
+        """
+        models = self.models()
+        if (found := next((model for model in models if model.name == name), None)) is not None:
+            return found
+        names = ", ".join(repr(model.name) for model in models)
+        raise ModelNotFound(f"model {name!r} is not served here; this service has {names}", param=param)
+
+    def models(self) -> list[ServedModel]:
+        """What a request may name as its ``model``; the first is the one when it names none."""
+        return [ServedModel(self.args.served_model_name, self.args.model)]
 
     @staticmethod
     def _refusal(body: Work, error: Exception) -> ServiceError:
