@@ -21,7 +21,7 @@ LAYERS = (
     {"api"},
     {"batching"},
     {"backends"},
-    {"prompts", "request", "lifecycle", "metrics", "models"},
+    {"media", "prompts", "request", "lifecycle", "metrics", "models"},
     {"settings", "errors", "timings", "log", "finding", "machine", "listening"},
 )
 """From the top down: a module imports from its own layer and from those below."""

@@ -9,6 +9,7 @@ import os
 import threading
 from abc import abstractmethod
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from app.backends import engine_args, grammar, grammar_limit, reasons
 from app.backends.args import VLLMArgs
 from app.backends.conversation import Conversations
 from app.backends.grammar import GrammarChecker
+from app.backends.media import PROCESSOR_CACHE_GB, MediaRenderer, to_rgb
 from app.backends.memory import check_memory
 from app.backends.model_files import ModelFiles, find_model
 from app.backends.openai import AnswerSide, check_parsers, structured_outputs_of
@@ -25,6 +27,8 @@ from app.backends.registry import Backend
 from app.backends.resolution import Resolution
 from app.errors import InvalidRequest, ServiceError, StartError
 from app.machine import check_temporary_folder
+from app.media.limits import MediaLimits
+from app.media.loader import MediaLoader
 from app.prompts.openai import OpenAIPrompt, Work
 from app.request import Answer, AnswerHead, Resolved
 
@@ -44,6 +48,9 @@ class VLLMBackendBase(Backend):
         self._files: ModelFiles | None = None
         self._resolution: Resolution | None = None
         self._grammars: GrammarChecker | None = None
+        self._renderer: MediaRenderer | None = None
+        self._loader: MediaLoader | None = None
+        self._render_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="render")
         self._warnings: list[str] = []
         self._compute_threads: int | None = None
         self._is_finished = threading.Event()
@@ -127,6 +134,8 @@ class VLLMBackendBase(Backend):
         config = engine_args.model_config(self._arguments.values)
         if config.runner_type != "generate":
             raise StartError(f"model {self.args.model!r} does not generate text")
+        if config.is_multimodal_model:
+            self._arguments.fill("mm_processor_cache_gb", PROCESSOR_CACHE_GB)
         self._prepare_resolution(config, _tokenizer_of(config))
 
     def _prepare_resolution(self, model_config: Any, tokenizer: Any) -> None:
@@ -155,8 +164,23 @@ class VLLMBackendBase(Backend):
                 raise reasons.start_error(error, reasons.first(file)) from error
 
     def _use_vllm_config(self, vllm_config: Any) -> None:
-        self.resolution.use_vllm_config(vllm_config)
+        if vllm_config.model_config.supports_multimodal_inputs:
+            self._renderer = MediaRenderer(vllm_config, self.resolution.new_tokenizer())
+            self._renderer.warm_up()
+            self._loader = MediaLoader(self._media_limits(), self._renderer.audio_rate_hz, to_rgb)
+        self.resolution.use_vllm_config(vllm_config, self._renderer)
         self._answers = AnswerSide(vllm_config, self.resolution.new_tokenizer(), self.args)
+
+    def _media_limits(self) -> MediaLimits:
+        args = self.args
+        return MediaLimits(
+            max_bytes=args.max_media_bytes,
+            max_image_pixels=args.max_image_pixels,
+            max_audio_s=args.max_audio_s,
+            timeout_s=args.media_timeout_s,
+            domains=args.allowed_media_domains,
+            networks=args.allowed_media_networks,
+        )
 
     def _note_threads(self) -> None:
         """How many threads compute, where they are this process's; and a line about it in the log."""
@@ -201,8 +225,17 @@ class VLLMBackendBase(Backend):
         ids = [self.resolution.tokenizer.bos_token_id or 0]
         return {"prompt_token_ids": ids}, SamplingParams(max_tokens=2, min_tokens=2, temperature=0.0)
 
+    async def close(self, timeout_s: float = 10.0) -> bool:
+        """As the base class has it; connections to hosts of media end as well."""
+        self._render_thread.shutdown(wait=False, cancel_futures=True)
+        if self._loader is not None:
+            await self._loader.aclose()
+        return await super().close(timeout_s)
+
     def _close(self) -> None:
         self._is_finished.set()
+        if self._renderer is not None:
+            self._renderer.close()
         if self._grammars is not None:
             self._grammars.close()
 
@@ -216,8 +249,8 @@ class VLLMBackendBase(Backend):
     # --- requests and answers
 
     async def resolve(self, bodies: Sequence[Work]) -> list[Resolved | ServiceError]:
-        """As the base class does; what forms a text is tried out first, where it can do no harm."""
-        if not any(_forms_text(body) for body in bodies):
+        """As the base class does; what forms a text is tried out first, where it can do no harm; media are loaded."""
+        if not any(_forms_text(body) or body.media for body in bodies):
             return await super().resolve(bodies)
         return list(await asyncio.gather(*(self._resolve_with_care(body) for body in bodies)))
 
@@ -228,13 +261,26 @@ class VLLMBackendBase(Backend):
             if isinstance(body, OpenAIPrompt) and body.body.forms_text:
                 asked = await self._on(self._resolver, structured_outputs_of, body.body)
                 await self._try_grammar(asked, body.body.form_param)
-            resolved = await self._on(self._resolver, self._resolve, body)
+            resolved = await self._resolve_fully(body)
             if not resolved.params.structured_outputs:
                 return resolved
             await self._try_grammar(resolved.params.structured_outputs, "tools")
             return await self._on(self._resolver, self.resolution.verify_grammar, resolved, self._grammars)
         except Exception as error:
             return self._refusal(body, error)
+
+    async def _resolve_fully(self, body: Work) -> Resolved:
+        """One body, with its images and audio: refused before anything is fetched, where that can be told."""
+        parts = body.media
+        if not parts:
+            return await self._on(self._resolver, self._resolve, body)
+        if self._renderer is None or self._loader is None:
+            raise InvalidRequest(f"this model takes no {parts[0].modality}", param=parts[0].param)
+        self._renderer.check(parts)
+        prompt = await self._on(self._resolver, self.resolution.prompt, body)
+        items = await self._loader.load(parts)
+        rendered = await self._on(self._render_thread, self._renderer.render, prompt.ids, parts, items)
+        return await self._on(self._resolver, self.resolution.complete, body, prompt, rendered)
 
     async def _try_grammar(self, structured_outputs: Any, param: str) -> None:
         """Compile it in a process of its own.

@@ -5,6 +5,7 @@ import logging
 from typing import Any
 
 from app.errors import InvalidRequest, StartError
+from app.prompts.media import Placeholders
 from app.prompts.spec import ChatMessage, GenerateRequest
 from app.prompts.templates import RequestFormat, join_plain
 
@@ -25,12 +26,16 @@ class Conversations:
         request_format: the setting, resolved.
         tokenizer: of the model.
         model_config: vLLM's ``ModelConfig``.
+
+    Attributes:
+        placeholders: what stands for images and audio in plain text; known once the model's processor is.
     """
 
     def __init__(self, request_format: RequestFormat, tokenizer: Any, model_config: Any) -> None:
         self._format = request_format
         self._tokenizer = tokenizer
         self._model_config = model_config
+        self.placeholders = Placeholders(None, None)
         self._reserved = frozenset(inspect.signature(tokenizer.apply_chat_template).parameters)
         self.is_plain = request_format.kind == "plain"
         self.is_possible = self.is_plain or self._find_template() is not None
@@ -78,7 +83,7 @@ class Conversations:
             InvalidRequest: there is no template, or it refuses the conversation.
         """
         if self.is_plain:
-            return join_plain(messages), [message.for_vllm() for message in messages]
+            return join_plain(messages, self.placeholders, param), [message.for_vllm() for message in messages]
         if not self.is_possible:
             raise InvalidRequest(NO_TEMPLATE, param=param)
         try:

@@ -16,6 +16,7 @@ from app.backends.isolation import WindowMismatch, run_isolated
 from app.backends.registry import Backend
 from app.errors import InvalidRequest, StartError
 from app.prompts import bounds
+from app.prompts.media import Placeholders
 from app.prompts.openai import ChatCompletionRequest, OpenAIPrompt, Work
 from app.prompts.sampling import SamplingFields
 from app.prompts.spec import ChatMessage, GenerateRequest
@@ -94,6 +95,8 @@ class FakeBackend(Backend):
         }
 
     def _resolve(self, body: Work) -> Resolved:
+        if body.media:
+            raise InvalidRequest(f"this model takes no {body.media[0].modality}", param=body.media[0].param)
         return self._resolve_openai(body) if isinstance(body, OpenAIPrompt) else self._resolve_generate(body)
 
     def _resolve_openai(self, prompt: OpenAIPrompt) -> Resolved:
@@ -127,7 +130,7 @@ class FakeBackend(Backend):
             return body.prompt_token_ids
         if body.prompt is not None:
             return self._text_ids(body.prompt, body.truncate_prompt_tokens, [BOS_TOKEN_ID])
-        messages = body.messages or (body.columns.messages() if body.columns else [])
+        messages = body.conversation
         kwargs, goes_on = body.chat_template_kwargs, body.continue_final_message
         return self._conversation_ids(messages, kwargs, goes_on, body.truncate_prompt_tokens)
 
@@ -135,7 +138,7 @@ class FakeBackend(Backend):
         self, messages: list[ChatMessage], kwargs: dict[str, Any] | None, goes_on: bool | None, keep: int | None
     ) -> list[int]:
         if self._format.kind == "plain":
-            return self._text_ids(join_plain(messages), keep, [BOS_TOKEN_ID])
+            return self._text_ids(join_plain(messages, Placeholders(None, None), "messages"), keep, [BOS_TOKEN_ID])
         return self._text_ids(self._render(messages, kwargs or {}, bool(goes_on)), keep, [])
 
     def _text_ids(self, text: str, keep: int | None, special: list[int]) -> list[int]:

@@ -172,7 +172,7 @@ class AnswerSide(_Side):
             output.prompt = self._prompt_text(resolved)
         outputs = [output for _, output in parts]
         is_chat = hasattr(origin.request, "messages")
-        answer = self._chat(origin, outputs[0], head) if is_chat else self._completion(origin, outputs, head)
+        answer = self._chat(parts[0][0], outputs[0], head) if is_chat else self._completion(origin, outputs, head)
         if not hasattr(answer, "choices"):
             raise GenerationFailed(f"no answer could be made: {answer.error.message}")
         answer.created = head.created
@@ -192,9 +192,10 @@ class AnswerSide(_Side):
             RequestResponseMetadata(request_id=head.id),
         )
 
-    def _chat(self, origin: Origin, output: Any, head: AnswerHead) -> Any:
+    def _chat(self, resolved: Resolved, output: Any, head: AnswerHead) -> Any:
         from vllm.entrypoints.generate.base.protocol import RequestResponseMetadata
 
+        origin: Origin = resolved.origin
         return _finish(
             self.chat.chat_completion_full_generator(
                 origin.request,
@@ -205,6 +206,7 @@ class AnswerSide(_Side):
                 self.tokenizer,
                 RequestResponseMetadata(request_id=head.id),
                 parser=self.parser(origin.request, origin.template_arguments),
+                mm_token_counts=_media_tokens(resolved),
             )
         )
 
@@ -253,6 +255,7 @@ class StreamSide(_Side):
                 self.tokenizer,
                 metadata,
                 chat_template_kwargs=origin.template_arguments,
+                mm_token_counts=_media_tokens(prompts[0]),
             )
             return events
         events = self.completion.completion_stream_generator(
@@ -285,6 +288,13 @@ class _Source:
         """The same where there is one prompt."""
         async for _, output in self:
             yield output
+
+
+def _media_tokens(resolved: Resolved) -> dict[str, int] | None:
+    """How many tokens of a prompt are images and audio, by kind, as vLLM's server tells it in ``usage``."""
+    from vllm.entrypoints.openai.chat_completion.serving import _get_mm_token_counts
+
+    return None if resolved.rendered is None else dict(_get_mm_token_counts(resolved.rendered))
 
 
 async def _alone(output: Any) -> AsyncIterator[Any]:

@@ -16,9 +16,11 @@ from app.backends import grammar
 from app.backends.args import VLLMArgs
 from app.backends.conversation import Conversations
 from app.backends.grammar import GrammarChecker
+from app.backends.media import MediaRenderer
 from app.backends.openai import Origin, RequestSide
 from app.errors import InvalidRequest
 from app.prompts import bounds
+from app.prompts.media import Placeholders
 from app.prompts.openai import ChatCompletionRequest, CommonFields, OpenAIBody, OpenAIPrompt, Work
 from app.prompts.sampling import SamplingFields
 from app.prompts.spec import GenerateRequest
@@ -73,9 +75,21 @@ class Resolution:
         self._model_config = model_config
         self._vocab_size = int(model_config.get_vocab_size())
 
-    def use_vllm_config(self, vllm_config: Any) -> None:
-        """Take over the configuration of the built engine: it may have lowered the context."""
+    def use_vllm_config(self, vllm_config: Any, renderer: MediaRenderer | None = None) -> None:
+        """Take over the configuration of the built engine: it may have lowered the context.
+
+        Args:
+            vllm_config: of the engine.
+            renderer: of a model that takes images or audio.
+        """
         self._vllm_config = vllm_config
+        self._renderer = renderer
+        if renderer is not None:
+            args, takes = self.args, renderer.limits
+            self.conversations.placeholders = Placeholders(
+                args.image_placeholder if "image" in takes else None,
+                args.audio_placeholder if "audio" in takes else None,
+            )
         self._model_config = vllm_config.model_config
         self._requests = RequestSide(vllm_config, self.tokenizer, self.args)
 
@@ -102,27 +116,39 @@ class Resolution:
 
     def prompt(self, body: Work) -> TokenizedPrompt:
         """The first half: the prompt as token ids, truncated."""
+        options = body.body if isinstance(body, OpenAIPrompt) else body
+        if body.media and options.truncate_prompt_tokens is not None:
+            raise InvalidRequest("cannot stand beside images or audio", param="truncate_prompt_tokens")
         if isinstance(body, OpenAIPrompt):
             return self._openai_prompt(body)
         ids = bounds.keep_last(self._prompt_ids(body), body.truncate_prompt_tokens)
         return TokenizedPrompt(ids, _prompt_param(body), body.prompt_token_ids is not None, None)
 
-    def complete(self, body: Work, prompt: TokenizedPrompt) -> Resolved:
-        """The second half: bounds, and fresh sampling settings."""
-        self._check_ids(prompt.ids, prompt.param, are_given=prompt.are_given)
-        if isinstance(body, OpenAIPrompt):
-            params, salt = self._openai_params(prompt), body.body.cache_salt
-        else:
-            params, salt = self._sampling_params(body, len(prompt.ids)), None
-        self._verify(params)
-        return Resolved(prompt.ids, params, _effective(params), prompt.origin, salt)
+    def complete(self, body: Work, prompt: TokenizedPrompt, rendered: dict[str, Any] | None = None) -> Resolved:
+        """The second half: bounds, and fresh sampling settings.
 
-    def _openai_params(self, prompt: TokenizedPrompt) -> Any:
-        origin = prompt.origin
+        Args:
+            body: where both come from.
+            prompt: the first half.
+            rendered: the prompt with its images and audio; None: it has none.
+        """
+        ids = prompt.ids if rendered is None else rendered["prompt_token_ids"]
+        self._check_ids(ids, prompt.param, are_given=prompt.are_given)
+        if rendered is None and self._renderer is not None:
+            self._renderer.check_text(ids, prompt.param)
+        if isinstance(body, OpenAIPrompt):
+            params, salt = self._openai_params(prompt.origin, len(ids)), body.body.cache_salt
+        else:
+            params, salt = self._sampling_params(body, len(ids)), None
+        self._verify(params)
+        size = 0 if rendered is None or self._renderer is None else self._renderer.size_bytes(rendered)
+        return Resolved(ids, params, _effective(params), prompt.origin, salt, rendered, size)
+
+    def _openai_params(self, origin: Origin | None, prompt_tokens: int) -> Any:
         assert origin is not None
         with _refusals():
             request = self._requests.adjust(origin.request, origin.template_arguments)
-            return self._requests.sampling_params(request, len(prompt.ids), self.max_model_len)
+            return self._requests.sampling_params(request, prompt_tokens, self.max_model_len)
 
     def _openai_prompt(self, prompt: OpenAIPrompt) -> TokenizedPrompt:
         ids, origin = self._openai_ids(prompt, self._requests.request(prompt))
@@ -161,8 +187,7 @@ class Resolution:
             return body.prompt_token_ids
         if body.prompt is not None:
             return self._encode(body.prompt, body.truncate_prompt_tokens, add_special_tokens=True)
-        messages = body.messages or (body.columns.messages() if body.columns else [])
-        text, _ = self.conversations.text_of(messages, self.conversations.arguments(body), _prompt_param(body))
+        text, _ = self.conversations.text_of(body.conversation, self.conversations.arguments(body), _prompt_param(body))
         # A conversation that a template has rendered holds its special tokens already.
         return self._encode(text, body.truncate_prompt_tokens, add_special_tokens=self.conversations.is_plain)
 

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, TypeAlias, cast
 from pydantic import Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
+from app.prompts.media import AudioUrl, ImageUrl, InputAudio, MediaPart
 from app.prompts.sampling import MAX_LOGPROBS, MAX_SEED, MAX_TOKENS, MIN_SEED, SamplingFields
 from app.prompts.spec import (
     MAX_LABEL_CHARS,
@@ -20,6 +21,7 @@ from app.prompts.spec import (
     GenerateRequest,
     check_one_way_to_end,
     check_parts,
+    media_of,
     text_chars,
 )
 from app.prompts.strict import OpenModel, StrictModel, extras
@@ -31,6 +33,8 @@ MAX_GRAMMAR_CHARS = 64 << 10
 MAX_ALLOWED_TOKEN_IDS = 1 << 17
 MAX_DOCUMENTS = 1024
 MAX_SALT_CHARS = 128
+MEDIA_TYPES: dict[str, type[StrictModel]] = {"image_url": ImageUrl, "input_audio": InputAudio, "audio_url": AudioUrl}
+"""Parts of images and audio: what stands under the name of their type."""
 EFFORTS = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 HARMLESS = frozenset(
@@ -68,8 +72,8 @@ REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "ec_transfer_params": (({},), "encoders are not parted from the model"),
     "vllm_xargs": (({},), "there are no extensions of the engine"),
     "watermarking": ((False,), "text is not watermarked"),
-    "media_io_kwargs": (({},), "images and audio are not served"),
-    "mm_processor_kwargs": (({},), "images and audio are not served"),
+    "media_io_kwargs": (({},), "images and audio are read in one way"),
+    "mm_processor_kwargs": (({},), "the service has them for all requests: mm_processor_kwargs in vllm_config"),
     "modalities": ((["text"], []), "answers are text"),
     "audio": ((), "answers are text"),
     "functions": (([],), "send them as tools"),
@@ -417,14 +421,29 @@ def _known_message(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def _known_part(part: Any) -> Any:
-    """A part of text under OpenAI's other names for it; media stay as they are, to be refused."""
+    """A part under the name that this service has for its kind, without unknown fields; others stay, to be refused."""
     if isinstance(part, str):
         return {"type": "text", "text": part}
-    if isinstance(part, dict) and part.get("type") in ("text", "input_text", "output_text"):
+    if not isinstance(part, dict):
+        return part
+    kind = part.get("type")
+    if kind in ("text", "input_text", "output_text"):
         return {"type": "text", "text": part.get("text")}
-    if isinstance(part, dict) and part.get("type") == "refusal":
+    if kind == "refusal":
         return {"type": "text", "text": part.get("refusal")}
-    return part
+    if kind == "input_image":
+        return _known_media("image_url", part)
+    # vLLM's server takes a part of media without its type.
+    name = kind if kind is not None else next((name for name in MEDIA_TYPES if name in part), None)
+    return _known_media(name, part) if name in MEDIA_TYPES else part
+
+
+def _known_media(name: str, part: dict[str, Any]) -> dict[str, Any]:
+    """An image or audio with the fields that are known."""
+    source, known = part.get(name), MEDIA_TYPES[name].field_names()
+    if isinstance(source, dict):
+        source = {key: value for key, value in source.items() if key in known}
+    return {"type": name, name: source} | ({"uuid": part["uuid"]} if part.get("uuid") is not None else {})
 
 
 OpenAIBody: TypeAlias = CompletionRequest | ChatCompletionRequest
@@ -466,6 +485,11 @@ class OpenAIPrompt:
         if isinstance(self.body, ChatCompletionRequest):
             return text_chars(self.body.messages)
         return len(self.prompt or "")
+
+    @property
+    def media(self) -> list[MediaPart]:
+        """The images and audio, in the order of the prompt."""
+        return media_of(self.body.messages, self.param) if isinstance(self.body, ChatCompletionRequest) else []
 
 
 Work: TypeAlias = GenerateRequest | OpenAIPrompt

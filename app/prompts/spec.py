@@ -1,7 +1,8 @@
 """The body of ``/generate``: what one request may hold. One definition for the wire and for the backends."""
 
-from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import (
     AfterValidator,
@@ -15,6 +16,23 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from app.prompts.media import (
+    KINDS_OF_MEDIA,
+    PART_TYPES,
+    AnyMediaPart,
+    AudioItem,
+    AudioUrlPart,
+    ImageItem,
+    ImagePart,
+    InputAudio,
+    InputAudioPart,
+    MediaPart,
+    Modality,
+    Placeholders,
+    audio_of,
+    for_vllm,
+    image_of,
+)
 from app.prompts.sampling import MAX_TOKENS, SamplingFields
 from app.prompts.strict import StrictModel
 
@@ -26,19 +44,40 @@ PROMPT_FORMS = ("prompt", "prompt_token_ids", "messages", "columns")
 
 
 class TextPart(StrictModel):
-    """A content part of a chat message; this service takes text."""
+    """A text within a chat message."""
 
     type: Literal["text"] = Field(description="The kind of part: `text`.")
     text: str = Field(description="The text itself.", examples=["What is the capital of France?"])
 
     @model_validator(mode="before")
     @classmethod
-    def _no_media(cls, value: Any) -> Any:
-        if isinstance(value, dict) and isinstance(kind := value.get("type"), str) and kind != "text":
+    def _known_kind(cls, value: Any) -> Any:
+        """What is of no known kind is held against this one."""
+        if not isinstance(value, dict):
+            return value
+        if "type" not in value:
+            raise PydanticCustomError("no_type", "is needed: one of " + ", ".join(PART_TYPES), {"param": "type"})
+        if isinstance(kind := value["type"], str) and kind not in PART_TYPES:
             raise PydanticCustomError(
-                "media", "images and audio are not served; parts are of type text", {"param": "type"}
+                "part_type",
+                "parts of type {kind} are not served, but those of type " + ", ".join(PART_TYPES),
+                {"kind": f"{kind[:40]!r}", "param": "type"},
             )
         return value
+
+
+def _part_kind(part: Any) -> str:
+    kind = part.get("type") if isinstance(part, dict) else getattr(part, "type", None)
+    return f"~{kind}" if isinstance(kind, str) and kind in PART_TYPES else "~text"
+
+
+Part: TypeAlias = Annotated[
+    Annotated[TextPart, Tag("~text")]
+    | Annotated[ImagePart, Tag("~image_url")]
+    | Annotated[InputAudioPart, Tag("~input_audio")]
+    | Annotated[AudioUrlPart, Tag("~audio_url")],
+    Discriminator(_part_kind),
+]
 
 
 def _content_kind(content: Any) -> str:
@@ -46,7 +85,7 @@ def _content_kind(content: Any) -> str:
 
 
 Content = Annotated[
-    Annotated[str, Tag("~text")] | Annotated[list[TextPart], Field(max_length=MAX_PARTS), Tag("~parts")],
+    Annotated[str, Tag("~text")] | Annotated[list[Part], Field(max_length=MAX_PARTS), Tag("~parts")],
     Discriminator(_content_kind),
 ]
 
@@ -62,7 +101,8 @@ class ChatMessage(StrictModel):
     )
     content: Content | None = Field(
         None,
-        description=f"A text, or a list of text parts; a conversation may hold {MAX_PARTS} parts in all.",
+        description="A text, or a list of parts: texts, images, audio. A conversation may hold "
+        f"{MAX_PARTS} parts in all.",
         examples=["What is the capital of France?"],
     )
     name: str | None = Field(None, description="Name of the speaker, for templates that use it.")
@@ -79,16 +119,52 @@ class ChatMessage(StrictModel):
         """The texts of the message, in order."""
         if self.content is None:
             return []
-        return [self.content] if isinstance(self.content, str) else [part.text for part in self.content]
+        if isinstance(self.content, str):
+            return [self.content]
+        return [part.text for part in self.content if isinstance(part, TextPart)]
+
+    def media(self, param: str) -> list[MediaPart]:
+        """The images and audio of the message that stands at ``param``, in order."""
+        parts = self.content if isinstance(self.content, list) else ()
+        places = ((part, f"{param}.content.{index}") for index, part in enumerate(parts))
+        return [part.media(place) for part, place in places if not isinstance(part, TextPart)]
 
     def for_vllm(self) -> dict[str, Any]:
-        """The message as vLLM takes it."""
-        return self.model_dump(exclude_none=True)
+        """The message as vLLM takes it; of its images and audio only that they are there."""
+        if not isinstance(self.content, list):
+            return self.model_dump(exclude_none=True)
+        parts = [part.model_dump() if isinstance(part, TextPart) else for_vllm(part) for part in self.content]
+        return {**self.model_dump(exclude_none=True, exclude={"content"}), "content": parts}
 
 
 def text_chars(messages: Sequence[ChatMessage]) -> int:
     """How many characters the texts of a conversation have."""
     return sum(len(text) for message in messages for text in message.text_parts)
+
+
+def media_of(messages: Sequence[ChatMessage], param: str) -> list[MediaPart]:
+    """The images and audio of a conversation that stands at ``param``, in order."""
+    return [part for index, message in enumerate(messages) for part in message.media(f"{param}.{index}")]
+
+
+def plain_texts(messages: Sequence[ChatMessage], placeholders: Placeholders, param: str) -> list[str]:
+    """The text of each message for ``plain``: its parts as they are.
+
+    Placeholders that the texts do not hold stand before the text of their message, images first, each with a line
+    break behind it, as in GuideLLM.
+
+    Raises:
+        InvalidRequest: the texts hold placeholders, and not as many as there are media of the kind.
+    """
+    texts = ["".join(message.text_parts) for message in messages]
+    media = [message.media(param) for message in messages]
+    added = placeholders.missing(texts, list(itertools.chain(*media)), param)
+    return [_heads(parts, added) + text for parts, text in zip(media, texts, strict=True)]
+
+
+def _heads(parts: Sequence[MediaPart], placeholders: dict[Modality, str]) -> str:
+    kinds = (kind for kind in KINDS_OF_MEDIA for part in parts if part.modality == kind)
+    return "".join(f"{placeholders[kind]}\n" for kind in kinds if kind in placeholders)
 
 
 def check_parts(messages: Sequence[Any]) -> None:
@@ -109,7 +185,11 @@ def check_one_way_to_end(add_generation_prompt: bool | None, continue_final_mess
 
 
 class Columns(StrictModel):
-    """A row of a data set. Prefixes become the system message, texts the user's."""
+    """A row of a data set. Prefixes become the system message; texts, images and audio the user's.
+
+    With images or audio the user's message has a part for each item, taken in turn from the texts, the images and the
+    audio: the first of each, then the second of each, and so on.
+    """
 
     prefix_column: list[str] = Field(
         default_factory=list,
@@ -120,32 +200,54 @@ class Columns(StrictModel):
     text_column: list[str] = Field(
         default_factory=list,
         max_length=MAX_COLUMN_ITEMS,
-        description="Texts of the user's message, put together as they are.",
+        description="Texts of the user's message; without images and audio put together as they are.",
         examples=[["What is the capital of France?"]],
     )
-    image_column: list[Any] = Field(
-        default_factory=list, max_length=MAX_COLUMN_ITEMS, description="Not served yet: must be empty."
+    image_column: list[ImageItem] = Field(
+        default_factory=list,
+        max_length=MAX_COLUMN_ITEMS,
+        description="Images of the user's message: each a data URI or an http(s) URL, or an object with it as `image`.",
     )
-    audio_column: list[Any] = Field(
-        default_factory=list, max_length=MAX_COLUMN_ITEMS, description="Not served yet: must be empty."
+    audio_column: list[AudioItem] = Field(
+        default_factory=list,
+        max_length=MAX_COLUMN_ITEMS,
+        description="Audio files of the user's message: each in base64, a data URI or an http(s) URL, or an object "
+        "with it as `audio`.",
     )
 
     @model_validator(mode="after")
-    def _text_only(self) -> "Columns":
-        for name in ("image_column", "audio_column"):
-            if getattr(self, name):
-                raise PydanticCustomError(
-                    "media", "images and audio are not served; leave {param} empty", {"param": name}
-                )
-        if not any(self.text_column) and not any(self.prefix_column):
-            raise PydanticCustomError("empty", "text_column holds no text", {"param": "text_column"})
+    def _not_empty(self) -> "Columns":
+        if not any((*self.text_column, *self.prefix_column, self.image_column, self.audio_column)):
+            raise PydanticCustomError("empty", "the row holds no text, image or audio", {"param": "text_column"})
         return self
 
     def messages(self) -> list[ChatMessage]:
         """The conversation that the row stands for."""
-        system, user = " ".join(filter(None, self.prefix_column)), "".join(self.text_column)
-        pairs = (("system", system), ("user", user))
-        return [ChatMessage(role=role, content=text) for role, text in pairs if text]
+        system = " ".join(filter(None, self.prefix_column))
+        has_media = self.image_column or self.audio_column
+        user = [part for part, _ in self._interleaved("")] if has_media else "".join(self.text_column)
+        pairs: tuple[tuple[str, Any], ...] = (("system", system), ("user", user))
+        return [ChatMessage(role=role, content=content) for role, content in pairs if content]
+
+    def media(self, param: str) -> list[MediaPart]:
+        """The images and audio of the row that stands at ``param``, in the order of the user's message."""
+        return [medium for _, medium in self._interleaved(param) if medium is not None]
+
+    def _interleaved(self, param: str) -> Iterator[tuple[TextPart | AnyMediaPart, MediaPart | None]]:
+        """The parts of the user's message; beside each image and audio where it comes from."""
+        images = [image_of(item, f"{param}.image_column.{n}") for n, item in enumerate(self.image_column)]
+        audio = [audio_of(item, f"{param}.audio_column.{n}") for n, item in enumerate(self.audio_column)]
+        for items in itertools.zip_longest(self.text_column, images, audio):
+            yield from ((_part_of(item), None if isinstance(item, str) else item) for item in items if item)
+
+
+def _part_of(item: str | MediaPart) -> TextPart | AnyMediaPart:
+    """The content part that an item of a row becomes."""
+    if isinstance(item, str):
+        return TextPart(type="text", text=item)
+    if item.modality == "image":
+        return ImagePart(type="image_url", image_url=item.source)
+    return InputAudioPart(type="input_audio", input_audio=InputAudio(data=item.source))
 
 
 def _a_list(value: Any) -> Any:
@@ -259,10 +361,21 @@ class GenerateRequest(PromptFields, OptionFields, SamplingFields):
     )
 
     @property
+    def conversation(self) -> list[ChatMessage]:
+        """The messages that were given, or that the row stands for; none for the other forms of a prompt."""
+        return self.messages or (self.columns.messages() if self.columns else [])
+
+    @property
+    def media(self) -> list[MediaPart]:
+        """The images and audio, in the order of the prompt."""
+        if self.columns is not None:
+            return self.columns.media("columns")
+        return media_of(self.messages or (), "messages")
+
+    @property
     def chars(self) -> int:
         """How many characters there are to tokenize, about: what resolving this body costs."""
-        messages = self.messages or (self.columns.messages() if self.columns else [])
-        return text_chars(messages) + len(self.prompt or "") + sum(map(len, self.bad_words or ()))
+        return text_chars(self.conversation) + len(self.prompt or "") + sum(map(len, self.bad_words or ()))
 
     @model_validator(mode="after")
     def _one_way_to_end(self) -> "GenerateRequest":

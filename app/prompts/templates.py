@@ -11,7 +11,8 @@ import jinja2.meta
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from app.errors import StartError
-from app.prompts.spec import ChatMessage
+from app.prompts.media import Placeholders
+from app.prompts.spec import ChatMessage, plain_texts
 
 MAX_TEMPLATE_BYTES = 1 << 20
 
@@ -83,7 +84,15 @@ def _check_syntax(template: str, source: str) -> None:
         raise StartError(f"request_format: {source} never uses `messages`, so every prompt would be the same")
 
 
-def join_plain(messages: Sequence[ChatMessage]) -> str:
-    """The text of ``request_format: plain``: parts of a message as they are, messages one space apart."""
-    texts = ("".join(message.text_parts) for message in messages)
-    return " ".join(filter(None, texts))
+def join_plain(messages: Sequence[ChatMessage], placeholders: Placeholders, param: str) -> str:
+    """The text of ``request_format: plain``: parts of a message as they are, messages one space apart.
+
+    Args:
+        messages: the conversation.
+        placeholders: what stands for an image or an audio.
+        param: what to name in an error.
+
+    Raises:
+        InvalidRequest: other placeholders in the texts than there are images and audio.
+    """
+    return " ".join(filter(None, plain_texts(messages, placeholders, param)))

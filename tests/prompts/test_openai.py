@@ -383,11 +383,61 @@ def test_a_part_of_text_is_taken_under_each_of_its_names(part: Any, text: str) -
     assert chat(messages=[{"role": "user", "content": [part]}]).messages[0].text_parts == [text]
 
 
-@pytest.mark.parametrize("kind", ["image_url", "input_audio", "video_url", "file"])
-def test_media_are_refused_by_their_place(kind: str) -> None:
+@pytest.mark.parametrize("kind", ["video_url", "file", "image_embeds", "input_video"])
+def test_what_is_not_served_is_refused_by_its_place(kind: str) -> None:
     error = refused(ChatCompletionRequest, messages=[{"role": "user", "content": ["a", {"type": kind, kind: {}}]}])
     assert error.param == "messages.0.content.1.type"
-    assert "images and audio are not served" in error.message
+    assert f"parts of type '{kind}' are not served" in error.message
+
+
+def media(*parts: Any) -> list[tuple[str, str]]:
+    (prompt,) = prompts_of(chat(messages=[{"role": "user", "content": list(parts)}]))
+    return [(part.source, part.param.removeprefix("messages.0.content.")) for part in prompt.media]
+
+
+@pytest.mark.parametrize(
+    ("part", "expected"),
+    [
+        ({"type": "image_url", "image_url": {"url": "a:", "detail": "low", "x": 1}}, ("a:", "0.image_url.url")),
+        ({"type": "image_url", "image_url": {"url": "a:"}, "cache_control": {}}, ("a:", "0.image_url.url")),
+        ({"type": "image_url", "image_url": "a:", "uuid": None}, ("a:", "0.image_url")),
+        ({"image_url": "a:"}, ("a:", "0.image_url")),
+        ({"image_url": {"url": "a:"}}, ("a:", "0.image_url.url")),
+        ({"type": "input_image", "image_url": "a:", "detail": "auto"}, ("a:", "0.image_url")),
+        ({"type": "input_audio", "input_audio": {"data": "a", "format": "wav"}}, ("a", "0.input_audio.data")),
+        ({"audio_url": "a:"}, ("a:", "0.audio_url")),
+        ({"type": "audio_url", "audio_url": {"url": "a:"}}, ("a:", "0.audio_url.url")),
+    ],
+    ids=str,
+)
+def test_media_are_taken_in_the_forms_that_vllms_server_takes(part: Any, expected: tuple[str, str]) -> None:
+    assert media(part) == [expected]
+
+
+def test_a_completion_has_no_media() -> None:
+    assert prompts_of(completion())[0].media == []
+
+
+@pytest.mark.parametrize(
+    ("part", "param"),
+    [
+        ({"type": "image_url"}, "image_url"),
+        ({"type": "image_url", "image_url": {"detail": "low"}}, "image_url.url"),
+        ({"type": "image_url", "image_url": "a:", "uuid": "1"}, "uuid"),
+        ({"uuid": "1"}, "type"),
+        ({"type": "input_audio", "input_audio": {"data": None}}, "input_audio.data"),
+    ],
+    ids=str,
+)
+def test_wrong_media_are_refused_by_their_place(part: Any, param: str) -> None:
+    error = refused(ChatCompletionRequest, messages=[{"role": "user", "content": [part]}])
+    assert error.param == f"messages.0.content.0.{param}"
+
+
+def test_media_go_on_to_vllm_without_their_data() -> None:
+    body = chat(messages=[{"role": "user", "content": [{"image_url": "a:"}]}])
+    parts = [{"type": "image_url", "image_url": None, "uuid": "0"}]
+    assert body.for_vllm()["messages"] == [{"role": "user", "content": parts}]
 
 
 # --- what goes on to vLLM ---

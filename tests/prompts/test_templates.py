@@ -7,6 +7,7 @@ import jinja2
 import pytest
 
 from app.errors import StartError
+from app.prompts.media import Placeholders
 from app.prompts.spec import ChatMessage
 from app.prompts.templates import MAX_TEMPLATE_BYTES, RequestFormat, environment, join_plain, load_request_format
 
@@ -110,4 +111,4 @@ def test_a_template_reaches_nothing_beyond_its_variables(expression: str) -> Non
     ],
 )
 def test_plain_joins_the_texts_in_order(messages: list[ChatMessage], expected: str) -> None:
-    assert join_plain(messages) == expected
+    assert join_plain(messages, Placeholders("<image>", "<|audio|>"), "messages") == expected
