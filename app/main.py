@@ -15,7 +15,7 @@ from app.api import docs, errors, v1
 from app.api.edge import Edge
 from app.api.routes import router
 from app.api.service import Service
-from app.backends import fake, offline, python  # noqa: F401 -- they register themselves
+from app.backends import fake, lora, offline, python  # noqa: F401 -- backends register themselves
 from app.backends.args import BackendArgs, parse_args
 from app.backends.registry import Backend
 from app.backends.thread import EngineThread
@@ -114,6 +114,7 @@ def backend_args(settings: Settings) -> BackendArgs:
         "audio_placeholder": settings.audio_placeholder,
         **asked,
     }
+    lora.parse_modules(settings.lora_modules, settings.model_name)
     load_request_format(settings.request_format)  # what is wrong with it shows before anything slow is begun
     if both := shared.keys() & own.keys():
         raise StartError(f"fake_config: {', '.join(sorted(both))} belongs to the service's own settings")

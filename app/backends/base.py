@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from app.backends import engine_args, grammar, grammar_limit, reasons
+from app.backends import engine_args, grammar, grammar_limit, lora, reasons
 from app.backends.args import VLLMArgs
 from app.backends.conversation import Conversations
 from app.backends.grammar import GrammarChecker
@@ -25,16 +25,17 @@ from app.backends.packages import is_cpu_build, versions
 from app.backends.places import check_shared_memory
 from app.backends.registry import Backend
 from app.backends.resolution import Resolution
-from app.errors import InvalidRequest, ServiceError, StartError
+from app.errors import EngineDead, InvalidRequest, ModelNotFound, ServiceError, StartError
 from app.machine import check_temporary_folder
 from app.media.limits import MediaLimits
 from app.media.loader import MediaLoader
 from app.prompts.openai import OpenAIPrompt, Work
-from app.request import Answer, AnswerHead, Resolved
+from app.request import Answer, AnswerHead, Resolved, ServedModel
 
 logger = logging.getLogger(__name__)
 
 WATCH_S = 0.2
+SENTENCE = "The quick brown fox jumps over the lazy dog."
 
 
 class VLLMBackendBase(Backend):
@@ -52,6 +53,8 @@ class VLLMBackendBase(Backend):
         self._loader: MediaLoader | None = None
         self._render_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="render")
         self._warnings: list[str] = []
+        self._adapters: list[lora.Adapter] = []
+        self._unusable: dict[str, str] = {}
         self._compute_threads: int | None = None
         self._is_finished = threading.Event()
 
@@ -122,6 +125,9 @@ class VLLMBackendBase(Backend):
         environment = engine_args.prepare_environment(self.args, is_cpu=is_cpu, is_offline=is_offline)
         check_parsers(self.args)
         self._arguments = engine_args.build(self.args, environment, is_cpu=is_cpu, folder=files.folder)
+        self._adapters = lora.look_at(self.args.lora_modules, self.args.served_model_name, files.folder)
+        for name, value in lora.engine_values(self._adapters).items():
+            self._arguments.fill(name, value)
         return self._arguments
 
     def prepare_prompts(self) -> None:
@@ -208,22 +214,78 @@ class VLLMBackendBase(Backend):
     def _release_callers(self, core: Any) -> None:
         """End what waits for an engine core that has died, where vLLM does not do so itself."""
 
-    def _check_statistics(self, output: Any) -> None:
-        """A service without them would have no timings.
+    @abstractmethod
+    async def _generated(self, prompt: dict[str, Any], params: Any, adapter: Any) -> Any:
+        """The output for one prompt, before there are requests."""
 
-        Raises:
-            StartError: an output came without.
-        """
+    @abstractmethod
+    async def _add_adapter(self, adapter: Any) -> None:
+        """Hand a LoRA adapter to the engine, which raises when it does not take it."""
+
+    async def _prove(self) -> None:
+        """Two tokens must come back with statistics; and each adapter must make a difference."""
+        from vllm import SamplingParams
+
+        prompt = {"type": "token", "prompt_token_ids": [self.resolution.tokenizer.bos_token_id or 0]}
+        output = await self._generated(prompt, SamplingParams(max_tokens=2, min_tokens=2, temperature=0.0), None)
         stats = output.metrics
         if stats is None or not (stats.queued_ts > 0 and stats.first_token_ts > 0):
             raise StartError("vLLM returns no statistics for a request, so there are no timings: is this vLLM 0.32?")
+        await self._load_adapters()
 
-    def _probe_request(self) -> tuple[dict[str, Any], Any]:
-        """A prompt and its settings: two tokens."""
+    async def _load_adapters(self) -> None:
+        """Those that look right into the engine, one by one; who then still cannot be used is told of."""
+        base = await self._scores(None) if any(adapter.reason is None for adapter in self._adapters) else None
+        loaded = {}
+        for adapter in self._adapters:
+            reason, request = adapter.reason, lora.lora_request(adapter)
+            if reason is None:
+                reason = await self._try_adapter(request, base)
+            if reason is None:
+                loaded[adapter.name] = request
+            else:
+                self._unusable[adapter.name] = reason
+                self._warn(f"the adapter {adapter.name} cannot be used: {reason}")
+        self.resolution.adapters = loaded
+
+    async def _try_adapter(self, request: Any, base: Any) -> str | None:
+        """Why an adapter cannot be used; None: it can."""
+        try:
+            await self._add_adapter(request)
+        except EngineDead:
+            raise
+        except Exception as error:
+            return f"vLLM does not take it: {' '.join(str(error).split())[:300]}"
+        if await self._scores(request) == base:
+            return "it changes nothing: vLLM finds none of its modules in this model"
+        return None
+
+    async def _scores(self, adapter: Any) -> list[Any]:
+        """How likely the model finds the words of a sentence."""
         from vllm import SamplingParams
 
-        ids = [self.resolution.tokenizer.bos_token_id or 0]
-        return {"prompt_token_ids": ids}, SamplingParams(max_tokens=2, min_tokens=2, temperature=0.0)
+        ids = self.resolution.tokenizer.encode(SENTENCE, add_special_tokens=True)[: self.max_model_len - 1]
+        params = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=1)
+        output = await self._generated({"type": "token", "prompt_token_ids": ids}, params, adapter)
+        positions = [position for position in output.prompt_logprobs if position]
+        return [sorted((token, entry.logprob) for token, entry in position.items()) for position in positions]
+
+    def _warn(self, warning: str) -> None:
+        """Into the log, and into ``/info``."""
+        self._warnings.append(warning)
+        logger.warning("%s", warning)
+
+    def models(self) -> list[ServedModel]:
+        """The model, and the adapters that can be used."""
+        (base,) = super().models()
+        usable = self._resolution.adapters if self._resolution is not None else {}
+        return [base, *(ServedModel(name, request.lora_path, base.name) for name, request in usable.items())]
+
+    def find_model(self, name: str, *, param: str | None = None) -> ServedModel:
+        """As the base class has it; for an adapter that cannot be used with the reason."""
+        if (reason := self._unusable.get(name)) is not None:
+            raise ModelNotFound(f"the adapter {name!r} cannot be used: {reason}", param=param)
+        return super().find_model(name, param=param)
 
     async def close(self, timeout_s: float = 10.0) -> bool:
         """As the base class has it; connections to hosts of media end as well."""

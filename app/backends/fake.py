@@ -75,7 +75,7 @@ class FakeBackend(Backend):
         self._format = load_request_format(self.args.request_format)
         self._template = environment().from_string(self._format.template or DEFAULT_TEMPLATE)
 
-    def _probe(self) -> None:
+    async def _prove(self) -> None:
         """It has no engine that could be without statistics."""
 
     def _close(self) -> None:

@@ -39,14 +39,19 @@ class VLLMOfflineBackend(VLLMBackendBase):
     def _warn_of_small_engine(self) -> None:
         max_num_seqs = int(self._engine.vllm_config.scheduler_config.max_num_seqs)
         if max_num_seqs < self.args.batch_size:
-            warning = f"max_num_seqs is {max_num_seqs}, below batch_size {self.args.batch_size}: windows queue in vLLM"
-            self._warnings.append(warning)
-            logger.warning(warning)
+            self._warn(
+                f"max_num_seqs is {max_num_seqs}, below batch_size {self.args.batch_size}: windows queue in vLLM"
+            )
 
-    def _probe(self) -> None:
-        prompt, params = self._probe_request()
-        (output,) = self._llm.generate([prompt], params, use_tqdm=False)
-        self._check_statistics(output)
+    async def _generated(self, prompt: dict[str, Any], params: Any, adapter: Any) -> Any:
+        def generate() -> Any:
+            (output,) = self._llm.generate([prompt], params, use_tqdm=False, lora_request=adapter)
+            return output
+
+        return await self._thread.call(generate)
+
+    async def _add_adapter(self, adapter: Any) -> None:
+        await self._thread.call(self._engine.add_lora, adapter)
 
     def _run(self, window: Window) -> list[Outcome]:
         if self._llm is None:

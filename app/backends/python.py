@@ -14,7 +14,7 @@ from app.backends.base import VLLMBackendBase
 from app.backends.openai import StreamSide
 from app.backends.outputs import Parts, to_generation, to_prompt
 from app.backends.registry import Backend
-from app.errors import EngineDead, GenerationFailed, InvalidRequest, StartError
+from app.errors import EngineDead, GenerationFailed, InvalidRequest
 from app.request import AnswerHead, Generation, Outcome, Request, Resolved, Window, new_id
 
 logger = logging.getLogger(__name__)
@@ -50,18 +50,11 @@ class VLLMPythonBackend(VLLMBackendBase):
         super()._use_vllm_config(vllm_config)
         self._streams = StreamSide(vllm_config, self.resolution.new_tokenizer(), self.args)
 
-    async def validate(self) -> None:
-        """Prove the engine with a generation that must come back with statistics.
+    async def _generated(self, prompt: dict[str, Any], params: Any, adapter: Any) -> Any:
+        return [output async for output in self._outputs(prompt, params, lora_request=adapter)][-1]
 
-        Raises:
-            StartError: it did not.
-            EngineDead: the engine has died.
-        """
-        prompt, params = self._probe_request()
-        outputs = [output async for output in self._outputs(prompt, params)]
-        if not outputs:
-            raise StartError("vLLM gives no output")
-        self._check_statistics(outputs[-1])
+    async def _add_adapter(self, adapter: Any) -> None:
+        await self._llm.add_lora(adapter)
 
     async def generate(self, window: Window) -> list[Outcome]:
         """Run the one request of a window; cancelled, it is aborted in the engine.
@@ -117,9 +110,6 @@ class VLLMPythonBackend(VLLMBackendBase):
     ) -> AsyncIterator[bytes]:
         """As the base class has it; by vLLM's own makers of chunks."""
         return self._streams.chunks(prompts, outputs, head)
-
-    def _probe(self) -> None:
-        """``validate`` does it on the event loop."""
 
     def _close(self) -> None:
         super()._close()

@@ -87,7 +87,7 @@ class Backend(ABC):
         """
         if not self._is_open:
             raise RuntimeError("open the backend first")
-        await self._thread.call(self._probe)
+        await self._prove()
 
     async def resolve(self, bodies: Sequence[Work]) -> list[Resolved | ServiceError]:
         """Turn bodies into what the engine takes, off the event loop; a wrong one gives its error."""
@@ -217,8 +217,8 @@ class Backend(ABC):
         """Build the engine; on the engine thread."""
 
     @abstractmethod
-    def _probe(self) -> None:
-        """Generate a token or two and check that statistics come with them; on the engine thread."""
+    async def _prove(self) -> None:
+        """Generate a token or two and check that statistics come with them."""
 
     @abstractmethod
     def _resolve(self, body: Work) -> Resolved:

@@ -61,6 +61,9 @@ class Resolution:
         model_config: vLLM's ``ModelConfig``.
         tokenizer: one that no other thread uses.
 
+    Attributes:
+        adapters: vLLM's requests for LoRA adapters that can be used, by name.
+
     Raises:
         StartError: the template is wrong, or was asked for and is not there.
     """
@@ -70,6 +73,7 @@ class Resolution:
         self.tokenizer = tokenizer
         self.defaults: dict[str, Any] = dict(model_config.get_diff_sampling_param())
         self.format = load_request_format(args.request_format)
+        self.adapters: dict[str, Any] = {}
         self.conversations = Conversations(self.format, tokenizer, model_config)
         self.conversations.prove(is_template_asked_for=args.is_template_asked_for)
         self._model_config = model_config
@@ -142,7 +146,8 @@ class Resolution:
             params, salt = self._sampling_params(body, len(ids)), None
         self._verify(params)
         size = 0 if rendered is None or self._renderer is None else self._renderer.size_bytes(rendered)
-        return Resolved(ids, params, _effective(params), prompt.origin, salt, rendered, size)
+        adapter = self.adapters.get(body.model or "")
+        return Resolved(ids, params, _effective(params), prompt.origin, salt, rendered, size, adapter)
 
     def _openai_params(self, origin: Origin | None, prompt_tokens: int) -> Any:
         assert origin is not None

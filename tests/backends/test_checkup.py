@@ -161,12 +161,12 @@ class Engine(VLLMOfflineBackend):
 def test_the_engine_is_proved_by_a_generation_and_closed(
     stages: Checkup, monkeypatch: pytest.MonkeyPatch, goes_well: bool
 ) -> None:
-    def probe(_: object) -> None:
+    async def prove(_: object) -> None:
         if not goes_well:
             raise StartError("vLLM returns no statistics for a request, so there are no timings")
 
     monkeypatch.setattr(Engine, "closed", 0)
-    monkeypatch.setattr(Engine, "_probe", probe)
+    monkeypatch.setattr(Engine, "_prove", prove)
     monkeypatch.setattr(checkup, "_backend", lambda args: Engine(args))
 
     finding = stages.run(checkup.ENGINE)

@@ -42,8 +42,8 @@ class SmallBackend(Backend):
     def _open(self) -> None:
         self.note("open")
 
-    def _probe(self) -> None:
-        self.note("probe")
+    async def _prove(self) -> None:
+        await self._thread.call(self.note, "probe")
 
     def _resolve(self, body: Work) -> Resolved:
         assert isinstance(body, GenerateRequest)

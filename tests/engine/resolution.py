@@ -35,7 +35,10 @@ class ResolvingBackend(VLLMBackendBase):
         )
         self._use_vllm_config(config)
 
-    def _probe(self) -> None:
+    async def _generated(self, prompt: dict[str, Any], params: Any, adapter: Any) -> Any:
+        raise NotImplementedError
+
+    async def _add_adapter(self, adapter: Any) -> None:
         raise NotImplementedError
 
     def _run(self, window: Window) -> list[Outcome]:
