@@ -37,14 +37,14 @@ def in_process(folder: str, batch_size: int, wait_ms: float, engine_args: Mappin
     }
 
 
-def over_http(url: str, model: str) -> Backend:
-    """This service; with vLLM's own default of the temperature, which the other backend cannot change."""
+def over_http(url: str, model: str, *, is_streamed: bool = False) -> Backend:
+    """A server; with vLLM's own default of the temperature, which the other backend cannot change."""
     return {
         "kind": "openai_http",
         "target": url,
         "model": model,
         "request_format": "/v1/completions",
-        "stream": False,
+        "stream": is_streamed,
         "extras": {"body": {"temperature": 1.0}},
     }
 

@@ -48,13 +48,9 @@ def vllm_server(
     words += ["--model", folder, "--served-model-name", served_name, *flags(engine_args)]
     with (
         tempfile.TemporaryFile() as log,
+        # In the session of the client and of the services: Linux shares out processor time by session first.
         subprocess.Popen(
-            words,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            env=environment(engine_environment),
-            start_new_session=True,
+            words, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment(engine_environment)
         ) as process,
     ):
         try:
@@ -71,6 +67,20 @@ def free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
+
+
+def memory_bytes(url: str) -> int:
+    """What the process that listens at an address has in memory, and its children; pages they share count once.
+
+    Raises:
+        LookupError: none of this process's children listens there.
+    """
+    port = int(url.rpartition(":")[2])
+    for process in psutil.Process().children(recursive=True):
+        if any(at.status == psutil.CONN_LISTEN and at.laddr.port == port for at in process.net_connections("tcp")):
+            family = [process, *process.children(recursive=True)]
+            return sum(int(member.memory_full_info().pss) for member in family)
+    raise LookupError(f"no child of this process listens at {url}")
 
 
 def end_with_children(process: "subprocess.Popen[Any]", stop_s: float = STOP_S) -> None:

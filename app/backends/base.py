@@ -222,6 +222,10 @@ class VLLMBackendBase(Backend):
     async def _add_adapter(self, adapter: Any) -> None:
         """Hand a LoRA adapter to the engine, which raises when it does not take it."""
 
+    @abstractmethod
+    async def _remove_adapter(self, number: int) -> None:
+        """Take a LoRA adapter out of the engine, where it may be registered though it was refused."""
+
     async def _prove(self) -> None:
         """Two tokens must come back with statistics; and each adapter must make a difference."""
         from vllm import SamplingParams
@@ -249,16 +253,19 @@ class VLLMBackendBase(Backend):
         self.resolution.adapters = loaded
 
     async def _try_adapter(self, request: Any, base: Any) -> str | None:
-        """Why an adapter cannot be used; None: it can."""
+        """Why an adapter cannot be used; None: it can. One that cannot must not keep its slot in the engine."""
+        reason = None
         try:
             await self._add_adapter(request)
+            if await self._scores(request) == base:
+                reason = "it changes nothing: vLLM finds none of its modules in this model"
         except EngineDead:
             raise
         except Exception as error:
-            return f"vLLM does not take it: {' '.join(str(error).split())[:300]}"
-        if await self._scores(request) == base:
-            return "it changes nothing: vLLM finds none of its modules in this model"
-        return None
+            reason = f"vLLM does not take it: {' '.join(str(error).split())[:300]}"
+        if reason is not None:
+            await self._remove_adapter(request.lora_int_id)
+        return reason
 
     async def _scores(self, adapter: Any) -> list[Any]:
         """How likely the model finds the words of a sentence."""

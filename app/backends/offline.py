@@ -53,6 +53,9 @@ class VLLMOfflineBackend(VLLMBackendBase):
     async def _add_adapter(self, adapter: Any) -> None:
         await self._thread.call(self._engine.add_lora, adapter)
 
+    async def _remove_adapter(self, number: int) -> None:
+        await self._thread.call(self._engine.remove_lora, number)
+
     def _run(self, window: Window) -> list[Outcome]:
         if self._llm is None:
             raise EngineDead("the engine is closed")

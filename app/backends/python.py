@@ -56,6 +56,9 @@ class VLLMPythonBackend(VLLMBackendBase):
     async def _add_adapter(self, adapter: Any) -> None:
         await self._llm.add_lora(adapter)
 
+    async def _remove_adapter(self, number: int) -> None:
+        await self._llm.remove_lora(number)
+
     async def generate(self, window: Window) -> list[Outcome]:
         """Run the one request of a window; cancelled, it is aborted in the engine.
 

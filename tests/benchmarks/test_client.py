@@ -18,13 +18,13 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 @asynccontextmanager
-async def serving(handler: Handler) -> AsyncIterator[str]:
+async def serving(handler: Handler, path: str = "/v1/completions") -> AsyncIterator[str]:
     async def health(_: web.Request) -> web.Response:
         return web.Response()
 
     app = web.Application()
     app.router.add_get("/health", health)
-    app.router.add_post("/v1/completions", handler)
+    app.router.add_post(path, handler)
     async with TestServer(app) as server:
         yield str(server.make_url(""))
 
@@ -65,6 +65,56 @@ async def test_first_text_is_the_first_chunk_with_text_not_a_comment_or_an_empty
     assert answer.ttft_ms is not None
     assert 190 < answer.ttft_ms < answer.e2e_ms - 190
     assert answer.completion_tokens == 2
+
+
+async def test_each_chunk_with_text_has_its_own_time_however_its_bytes_arrive() -> None:
+    halves = (f"data: {json.dumps(chunk('two'))}\n\n", f"data: {json.dumps({**USAGE, 'choices': []})}\n\n")
+    events = (
+        (0.0, chunk("one")),
+        (0.1, halves[0][:9]),
+        (0.1, halves[0][9:] + halves[1]),
+        (0.1, "data: [DONE]\n\n"),
+    )
+    answer = (await drive(stream_of(*events), [STREAMED])).answers[0]
+    (gap,) = answer.itl_ms
+    assert 190 < gap < 290
+
+
+async def test_texts_that_come_together_have_no_time_between_them() -> None:
+    together = "".join(f"data: {json.dumps(event)}\n\n" for event in (chunk("one"), chunk("two"), USAGE))
+    answer = (await drive(stream_of((0.0, together), (0.0, "data: [DONE]\n\n")), [STREAMED])).answers[0]
+    assert answer.itl_ms == (0.0,)
+
+
+async def test_an_answer_in_one_piece_has_no_first_text() -> None:
+    async def handler(_: web.Request) -> web.Response:
+        return web.json_response(USAGE)
+
+    answer = (await drive(handler, [BODY])).answers[0]
+    assert (answer.ttft_ms, answer.itl_ms) == (None, ())
+
+
+async def test_a_batch_is_one_call_whose_rows_are_its_answers() -> None:
+    row = {"status": 200, "response": {**USAGE, "timings": {"ttft_ms": 5.0}}}
+    asked = []
+
+    async def handler(request: web.Request) -> web.Response:
+        asked.append(await request.json())
+        return web.json_response({"results": [row, row]})
+
+    async with serving(handler, "/batch") as url:
+        run = await asyncio.to_thread(client.batch, url, [BODY, BODY])
+    assert asked == [{"requests": [BODY, BODY]}]
+    assert [(answer.completion_tokens, answer.own_ttft_ms) for answer in run.answers] == [(2, 5.0)] * 2
+
+
+async def test_a_row_that_failed_is_told() -> None:
+    async def handler(_: web.Request) -> web.Response:
+        return web.json_response({"results": [{"status": 400, "error": {"message": "too long"}}]})
+
+    async with serving(handler, "/batch") as url:
+        with pytest.raises(RuntimeError, match="status 400: too long"):
+            await asyncio.to_thread(client.batch, url, [BODY])
 
 
 async def test_a_stream_without_its_end_mark_is_no_answer() -> None:

@@ -32,6 +32,18 @@ def test_the_service_and_vllms_server_answer_the_same_requests() -> None:
     assert "- two-layer, `batch_size` 32\n  - tokens/s: " in shown
 
 
+def test_both_backends_and_vllms_server_answer_the_same_requests_streamed_too() -> None:
+    shown = run("benchmarks.backends", "--quick").splitlines()
+    names = ["vLLM's server", "`vllm_offline`, 32", "`vllm_python`, 64"]
+    for callers in ("1", "16"):
+        rows = [row.split(" | ") for row in shown if row.startswith(f"| two-layer | {callers} |")]
+        assert [row[2] for row in rows] == names
+        assert [row[7] == "–" for row in rows] == [False, True, False]  # a window's text comes in one piece
+    costs = [row.split(" | ") for row in shown if row.startswith("| two-layer | ") and row.count("|") == 5]
+    assert [row[1] for row in costs] == names
+    assert any(row.startswith("| two-layer | mixed | 64 at once") for row in shown)
+
+
 def test_a_windows_life_is_measured_and_written(tmp_path: Path) -> None:
     run("benchmarks.window_life", "--docs", str(tmp_path))
     result = report.read(tmp_path, "window_life")

@@ -1,5 +1,6 @@
 """GuideLLM measures its own backend and this service with the same requests."""
 
+import json
 import subprocess
 from pathlib import Path
 
@@ -38,6 +39,18 @@ def test_the_service_answers_every_request_at_its_length_and_the_warm_up_is_left
         metrics = service.client.get("/metrics").text
     assert len(records) == len(REQUESTS)
     assert f"batchserve_e2e_seconds_count {len(REQUESTS) + STREAMS}.0" in metrics
+
+
+def test_a_streamed_answer_has_a_first_token_and_times_between_tokens() -> None:
+    folder = str(tiny_model())
+    options = ("--backend", "vllm_python", "--served-model-name", "made-up", "--vllm-config", json.dumps(ENGINE))
+    with sides.service(folder, *options) as service:
+        backend = guidellm_runs.over_http(service.url, "made-up", is_streamed=True)
+        records = guidellm_runs.run(backend, folder, REQUESTS, STREAMS, {})
+    assert len(records) == len(REQUESTS)
+    for record in records:
+        assert 0 < record["time_to_first_token_ms"] < record["request_latency"] * 1000
+        assert record["inter_token_latency_ms"] > 0
 
 
 def test_without_its_environment_it_says_what_makes_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

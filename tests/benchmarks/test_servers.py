@@ -47,3 +47,20 @@ def test_a_server_that_does_not_end_when_asked_ends_all_the_same_and_its_childre
         servers.end_with_children(process, stop_s=0.2)
     assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
     assert process.returncode == -9
+
+
+def test_memory_is_that_of_the_process_that_listens_and_of_its_children() -> None:
+    child = "import time; held = b'x' * (60 << 20); print(flush=True); time.sleep(600)"
+    listens = (
+        "import socket, subprocess, sys; at = socket.create_server(('127.0.0.1', 0));"
+        f"child = subprocess.Popen([sys.executable, '-c', {child!r}], stdout=subprocess.PIPE);"
+        "child.stdout.readline(); print(at.getsockname()[1], flush=True); child.wait()"
+    )
+    with subprocess.Popen([sys.executable, "-c", listens], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        url = f"http://127.0.0.1:{int(process.stdout.readline())}"
+        held = servers.memory_bytes(url)
+        servers.end_with_children(process)
+    assert 60 * 2**20 < held < 120 * 2**20
+    with pytest.raises(LookupError, match="listens at"):
+        servers.memory_bytes(url)

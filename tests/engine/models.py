@@ -11,40 +11,44 @@ from pathlib import Path
 
 from app.models import embedded
 
-TINY_VERSION = 1  # of what `_BUILD_TINY` writes: a higher one makes every cache build anew
-_BUILD_TINY = """
-import sys, torch
-from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
-source, out = sys.argv[1:]
-tokenizer = AutoTokenizer.from_pretrained(source)
-torch.manual_seed(0)
-config = LlamaConfig(
-    vocab_size=len(tokenizer), hidden_size=128, intermediate_size=256, num_hidden_layers=2, num_attention_heads=2,
-    num_key_value_heads=1, head_dim=64, max_position_embeddings=8192, tie_word_embeddings=True,
-)
-LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(out)
-tokenizer.save_pretrained(out)
-"""
+VERSIONS = {"text": 1, "image": 1, "audio": 1}
+"""Of what ``build_models.py`` makes: a higher one has every cache make it anew."""
+BUILD_S = 300
 
 
 def tiny_model() -> Path:
     """A random two-layer Llama with the embedded model's tokenizer: an engine in seconds."""
+    return _cached("text", "tiny")
+
+
+def tiny_image_model() -> Path:
+    """As small a model that takes images: each becomes a few tokens, and changes a greedy text."""
+    return _cached("image", "tiny-image")
+
+
+def tiny_audio_model() -> Path:
+    """As small a model that takes audio at 16 kHz: a second becomes 25 tokens, and changes a greedy text."""
+    return _cached("audio", "tiny-audio")
+
+
+def _cached(kind: str, name: str) -> Path:
     source = embedded.prepare()
-    target = source.parent.parent / "test-models" / f"tiny-{TINY_VERSION}-{source.name}"
+    target = source.parent.parent / "test-models" / f"{name}-{VERSIONS[kind]}-{source.name}"
     if not target.exists():
         target.parent.mkdir(parents=True, exist_ok=True)
         with target.with_suffix(".lock").open("a") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not target.exists():
-                _build_tiny(source, target)
+                _build(kind, source, target)
     return target
 
 
-def _build_tiny(source: Path, target: Path) -> None:
+def _build(kind: str, source: Path, target: Path) -> None:
     """In a child: torch must not be imported here before vLLM's environment is set."""
     work = Path(tempfile.mkdtemp(prefix=f"{target.name}.building-", dir=target.parent))
+    script = Path(__file__).with_name("build_models.py")
     try:
-        subprocess.run([sys.executable, "-c", _BUILD_TINY, source, work], check=True, capture_output=True, timeout=300)
+        subprocess.run([sys.executable, script, kind, source, work], check=True, capture_output=True, timeout=BUILD_S)
         work.rename(target)
     except BaseException:
         shutil.rmtree(work, ignore_errors=True)

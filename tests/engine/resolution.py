@@ -41,6 +41,9 @@ class ResolvingBackend(VLLMBackendBase):
     async def _add_adapter(self, adapter: Any) -> None:
         raise NotImplementedError
 
+    async def _remove_adapter(self, number: int) -> None:
+        raise NotImplementedError
+
     def _run(self, window: Window) -> list[Outcome]:
         raise NotImplementedError
 
