@@ -39,7 +39,11 @@ SENTENCE = "The quick brown fox jumps over the lazy dog."
 
 
 class VLLMBackendBase(Backend):
-    """The start, the resolution of bodies and the answers of OpenAI's routes, for backends on vLLM."""
+    """The start, the resolution of bodies and the answers of OpenAI's routes, for backends on vLLM.
+
+    Attributes:
+        unusable_adapters: by name, why a LoRA adapter cannot be used.
+    """
 
     args: VLLMArgs
 
@@ -54,7 +58,7 @@ class VLLMBackendBase(Backend):
         self._render_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="render")
         self._warnings: list[str] = []
         self._adapters: list[lora.Adapter] = []
-        self._unusable: dict[str, str] = {}
+        self.unusable_adapters: dict[str, str] = {}
         self._compute_threads: int | None = None
         self._is_finished = threading.Event()
 
@@ -126,6 +130,7 @@ class VLLMBackendBase(Backend):
         check_parsers(self.args)
         self._arguments = engine_args.build(self.args, environment, is_cpu=is_cpu, folder=files.folder)
         self._adapters = lora.look_at(self.args.lora_modules, self.args.served_model_name, files.folder)
+        self.unusable_adapters = {adapter.name: adapter.reason for adapter in self._adapters if adapter.reason}
         for name, value in lora.engine_values(self._adapters).items():
             self._arguments.fill(name, value)
         return self._arguments
@@ -239,18 +244,16 @@ class VLLMBackendBase(Backend):
 
     async def _load_adapters(self) -> None:
         """Those that look right into the engine, one by one; who then still cannot be used is told of."""
-        base = await self._scores(None) if any(adapter.reason is None for adapter in self._adapters) else None
-        loaded = {}
-        for adapter in self._adapters:
-            reason, request = adapter.reason, lora.lora_request(adapter)
-            if reason is None:
-                reason = await self._try_adapter(request, base)
-            if reason is None:
-                loaded[adapter.name] = request
-            else:
-                self._unusable[adapter.name] = reason
-                self._warn(f"the adapter {adapter.name} cannot be used: {reason}")
-        self.resolution.adapters = loaded
+        requests = {adapter.name: lora.lora_request(adapter) for adapter in self._adapters if adapter.reason is None}
+        base = await self._scores(None) if requests else None
+        for name, request in requests.items():
+            if (reason := await self._try_adapter(request, base)) is not None:
+                self.unusable_adapters[name] = reason
+        for name, reason in self.unusable_adapters.items():
+            self._warn(f"the adapter {name} cannot be used: {reason}")
+        self.resolution.adapters = {
+            name: request for name, request in requests.items() if name not in self.unusable_adapters
+        }
 
     async def _try_adapter(self, request: Any, base: Any) -> str | None:
         """Why an adapter cannot be used; None: it can. One that cannot must not keep its slot in the engine."""
@@ -290,7 +293,7 @@ class VLLMBackendBase(Backend):
 
     def find_model(self, name: str, *, param: str | None = None) -> ServedModel:
         """As the base class has it; for an adapter that cannot be used with the reason."""
-        if (reason := self._unusable.get(name)) is not None:
+        if (reason := self.unusable_adapters.get(name)) is not None:
             raise ModelNotFound(f"the adapter {name!r} cannot be used: {reason}", param=param)
         return super().find_model(name, param=param)
 

@@ -28,6 +28,7 @@ VLLM, STATISTICS, ARGUMENTS, TEMPLATE, ENGINE = "vllm", "statistics", "engine ar
 STAGES = (VLLM, STATISTICS, ARGUMENTS, TEMPLATE, ENGINE)
 """In this order; each is impossible once one of the first three has failed."""
 CLOSE_TIMEOUT_S = 10.0
+ADAPTERS_ADVICE = "mend them, or take them out of lora_modules: requests for them get a 404"
 
 
 class Checkup:
@@ -88,6 +89,8 @@ class Checkup:
         names = ("dtype", "max_model_len", "kv_cache_memory_bytes", "tensor_parallel_size", "gpu_memory_utilization")
         values = ", ".join(f"{name}={shown[name]}" for name in names if shown.get(name) is not None)
         where = "inline" if arguments.is_inline else "in a process of its own"
+        if (broken := self._broken_adapters()) is not None:
+            return Finding(ARGUMENTS, "warn", broken, ADAPTERS_ADVICE)
         return Finding(ARGUMENTS, "ok", f"{values or 'vLLM’s own defaults'}; the engine core runs {where}")
 
     def _try_template(self) -> Finding:
@@ -109,7 +112,13 @@ class Checkup:
         self._backend = _backend(self._args)  # a new one, as in a start; the other's memory is let go
         gc.collect()
         asyncio.run(self._open_and_close(self._backend))
+        if (broken := self._broken_adapters()) is not None:
+            return Finding(ENGINE, "warn", f"built and closed; {broken}", ADAPTERS_ADVICE)
         return Finding(ENGINE, "ok", "built, generated two tokens with statistics, closed")
+
+    def _broken_adapters(self) -> str | None:
+        told = [f"{name}: {reason}" for name, reason in self._backend.unusable_adapters.items()]
+        return f"adapters that cannot be used: {'; '.join(told)}" if told else None
 
     async def _open_and_close(self, backend: VLLMBackendBase) -> None:
         try:
