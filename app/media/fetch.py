@@ -12,8 +12,8 @@ MAX_URL_CHARS = 8192
 MAX_REDIRECTS = 3
 REDIRECTS = frozenset({301, 302, 303, 307, 308})
 WEB_PORTS = (None, 80, 443)
-FIRST_FREE_PORT = 1024
-"""Below it are ports of mail servers, shells and the like."""
+OTHER_PORTS = range(1024, 65536)
+"""Below are those of mail servers, shells and the like."""
 IDLE_CONNECTIONS = 16
 IDLE_S = 5.0
 HEADERS = [(b"user-agent", b"batchserve"), (b"accept", b"image/*, audio/*"), (b"accept-encoding", b"identity")]
@@ -60,7 +60,7 @@ class Fetcher:
             raise Refused("a URL with a user name or password is not fetched")
         if not self._limits.allow_host(host):
             raise Refused(f"{host:.100} is not in the service's setting allowed_media_domains")
-        if url.port not in WEB_PORTS and (url.port or 0) < FIRST_FREE_PORT:
+        if url.port not in WEB_PORTS and url.port not in OTHER_PORTS:
             raise Refused(f"port {url.port} is not fetched from")
         return url
 
