@@ -14,9 +14,12 @@ REDIRECTS = frozenset({301, 302, 303, 307, 308})
 WEB_PORTS = (None, 80, 443)
 OTHER_PORTS = range(1024, 65536)
 """Below are those of mail servers, shells and the like."""
-IDLE_CONNECTIONS = 16
-IDLE_S = 5.0
-HEADERS = [(b"user-agent", b"batchserve"), (b"accept", b"image/*, audio/*"), (b"accept-encoding", b"identity")]
+HEADERS = [
+    (b"user-agent", b"batchserve"),
+    (b"accept", b"image/*, audio/*"),
+    (b"accept-encoding", b"identity"),
+    (b"connection", b"close"),
+]
 NO_HOSTS = "nothing is fetched here: send data URIs, or name hosts in the service's setting allowed_media_domains"
 
 
@@ -35,8 +38,8 @@ class Fetcher:
             # Made once: it takes as long as a small picture.
             ssl_context=httpcore.default_ssl_context() if limits.domains else None,
             max_connections=None,
-            max_keepalive_connections=IDLE_CONNECTIONS,
-            keepalive_expiry=IDLE_S,
+            # One that is kept may be closed by its server just when it is used again.
+            max_keepalive_connections=0,
             network_backend=self._network,
         )
 
