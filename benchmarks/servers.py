@@ -92,6 +92,7 @@ def end_with_children(process: "subprocess.Popen[Any]", stop_s: float = STOP_S) 
         with suppress(psutil.NoSuchProcess):
             left.kill()
     process.wait()
+    psutil.wait_procs(family[1:], timeout=stop_s)
 
 
 def _family(process: "subprocess.Popen[Any]") -> list[psutil.Process]:

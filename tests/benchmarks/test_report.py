@@ -6,10 +6,10 @@ from types import ModuleType
 
 import pytest
 
-from benchmarks import callers, overhead, report, versus_vllm_serve, window_life
+from benchmarks import backends, callers, overhead, report, versus_vllm_serve, window_life
 
 BENCHMARKS: dict[str, ModuleType] = {
-    module.NAME: module for module in (callers, overhead, versus_vllm_serve, window_life)
+    module.NAME: module for module in (backends, callers, overhead, versus_vllm_serve, window_life)
 }
 DRAWN = {name: module for name, module in BENCHMARKS.items() if hasattr(module, "draw")}
 PAGE = """# Page
@@ -95,6 +95,23 @@ def test_vllms_server_was_measured_often_enough_beside_each_service_and_with_the
         assert result["vllm_config"].items() <= case["engine_args"].items()
         assert case["service_settings"]["service_64"]["batch_size"] == 64
         assert {cell["callers"] for cell in case["cells"]} == planned.requests.keys() == {1, 32, 64, 256}
+        for measured in (*case["cells"], case["guidellm"]):
+            assert {len(runs) for runs in measured["runs"].values()} == {result["repeats"]}
+
+
+def test_both_backends_were_measured_often_enough_beside_vllms_server_and_with_as_many_sequences() -> None:
+    result = report.read(report.DOCS, "backends")
+    assert result["repeats"] >= 3
+    assert [case["name"] for case in result["cases"]] == [case.name for case in backends.CASES]
+    for case, planned in zip(result["cases"], backends.CASES, strict=True):
+        assert case["engine_args"]["max_num_seqs"] == 64
+        assert {side: at["backend"] for side, at in case["service_settings"].items()} == {
+            "offline_32": "vllm_offline",
+            "offline_64": "vllm_offline",
+            "python": "vllm_python",
+        }
+        empty = [{**cell, "runs": None} for cell in backends.cells_of(planned)]
+        assert [{**cell, "runs": None} for cell in case["cells"]] == empty
         for measured in (*case["cells"], case["guidellm"]):
             assert {len(runs) for runs in measured["runs"].values()} == {result["repeats"]}
 

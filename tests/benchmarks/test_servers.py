@@ -60,7 +60,7 @@ def test_memory_is_that_of_the_process_that_listens_and_of_its_children() -> Non
         assert process.stdout is not None
         url = f"http://127.0.0.1:{int(process.stdout.readline())}"
         held = servers.memory_bytes(url)
-        servers.end_with_children(process)
+        servers.end_with_children(process, stop_s=0.2)
     assert 60 * 2**20 < held < 120 * 2**20
     with pytest.raises(LookupError, match="listens at"):
         servers.memory_bytes(url)
