@@ -11,7 +11,6 @@ import copy
 import itertools
 import logging
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from functools import partial
 
 from app import timings
@@ -91,6 +90,8 @@ class Batcher:
         self._running: dict[Request, None] = {}
         self._running_places = 0
         self._tasks: set[asyncio.Task[None]] = set()
+        self._handed_over = 0
+        self._ranked = 0
         self._wake = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -176,6 +177,7 @@ class Batcher:
         self._waiting_places += request.places
         self._waiting_tokens += request.prompt_tokens
         self._waiting_media_bytes += request.resolved.media_bytes
+        self._ranked += request.priority != 0
         request.future.add_done_callback(lambda future: self._done(request, future.cancelled()))
 
     def _done(self, request: Request, caller_has_gone: bool) -> None:
@@ -193,6 +195,7 @@ class Batcher:
         self._waiting_places -= request.places
         self._waiting_tokens -= request.prompt_tokens
         self._waiting_media_bytes -= request.resolved.media_bytes
+        self._ranked -= request.priority != 0
         self._note_idle()
         self._wake.set()
 
@@ -212,33 +215,41 @@ class Batcher:
             while True:
                 if self._backend.takes_windows:
                     reason = await self._next_release()
-                    await self._run_window(self._take(reason, self._limits.batch_size))
+                    chosen = window_rule.members(self._waiting, self._limits.batch_size)
+                    await self._run_window(self._window(reason, chosen))
                 else:
-                    self._hand_over(self._take("direct", await self._next_places()))
+                    self._hand_over(await self._next_request())
         finally:
             for task in self._tasks:
                 task.cancel()
 
-    async def _next_places(self) -> int:
-        """Wait until a request waits and the engine has room: for how many, each with one place."""
+    async def _next_request(self) -> Request:
+        """Wait until a request waits and the engine has room; one that is too large for it goes when it is empty."""
         while True:
             self._wake.clear()
-            room = self._backend.max_in_flight - self._running_places if self._waiting else 0
-            if room > 0:
-                self._drop_done()
-                if self._waiting:
-                    return room
-                continue
+            while self._waiting and self._has_room():
+                if not (request := self._next_by_rank()).future.done():
+                    return request
+                self._remove(request)  # its caller has gone within this turn of the loop
             await self._wake.wait()
 
-    def _hand_over(self, taken: Window) -> None:
-        """Run each request by itself; one whose caller goes is aborted."""
-        for request in taken.requests:
-            window = replace(taken, id=next(self._window_ids), requests=[request])
-            task = asyncio.create_task(self._run_window(window))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-            request.future.add_done_callback(partial(_cancel, task))
+    def _has_room(self) -> bool:
+        """Whether the next request goes: it has all its places, or nothing else is in the engine."""
+        left = self._backend.max_in_flight - self._running_places
+        return left >= self._next_by_rank().places or not self._running
+
+    def _next_by_rank(self) -> Request:
+        """Once in a round of the engine's places age alone decides."""
+        is_turn_of_oldest = not self._ranked or self._handed_over % self._backend.max_in_flight == 0
+        return window_rule.next_one(self._waiting, is_turn_of_oldest=is_turn_of_oldest)
+
+    def _hand_over(self, request: Request) -> None:
+        """Run a request by itself; should its caller go, it is aborted."""
+        self._handed_over += 1
+        task = asyncio.create_task(self._run_window(self._window("direct", [request])))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        request.future.add_done_callback(partial(_cancel, task))
 
     async def _next_release(self) -> Release:
         """Wait until a window is due. Blocks without a clock while nothing waits."""
@@ -262,9 +273,8 @@ class Batcher:
         for request in [request for request in self._waiting if request.future.done()]:
             self._remove(request)
 
-    def _take(self, reason: Release, size: int) -> Window:
-        """The members of the next window, out of the queue and stamped."""
-        chosen = window_rule.members(self._waiting, size)
+    def _window(self, reason: Release, chosen: list[Request]) -> Window:
+        """The next window: its members out of the queue and stamped."""
         self._running.update(dict.fromkeys(chosen))
         self._running_places += sum(request.places for request in chosen)
         for request in chosen:
