@@ -66,7 +66,7 @@ class Settings(BaseSettings):
     )
     fake_config: Annotated[dict[str, Any], NoDecode] = Field(
         default_factory=dict,
-        description="JSON for the `fake` backend: `open_s`, `step_ms`, `max_model_len`, `faults`.",
+        description="JSON for the `fake` backend: `open_s`, `step_ms`, `max_model_len`, `streams`, `faults`.",
     )
     request_format: str = Field(
         "default-template",

@@ -98,6 +98,7 @@ class FakeFaults(BaseModel):
         fail_text: a prompt that holds this text makes the run of its window raise.
         die_text: a prompt that holds this text kills the engine thread.
         hang_text: a prompt that holds this text makes the run hang for ``hang_s`` seconds.
+        break_text: a prompt that holds this text makes a streamed run fail behind its second token.
         hang_s: how long a hang lasts, in seconds.
         wrong_count: this many outputs too many (or, negative, too few) come back from every run.
     """
@@ -108,6 +109,7 @@ class FakeFaults(BaseModel):
     fail_text: str | None = None
     die_text: str | None = None
     hang_text: str | None = None
+    break_text: str | None = None
     hang_s: float = Field(3600.0, ge=0, allow_inf_nan=False)
     wrong_count: int = 0
 
@@ -119,12 +121,14 @@ class FakeArgs(BackendArgs):
         open_s: how long opening takes, in seconds.
         step_ms: how long one token of the longest request takes, in milliseconds.
         max_model_len: context length in tokens; a token is one byte of UTF-8.
+        streams: each request runs by itself, as with ``vllm_python``, and its tokens are streamed.
     """
 
     kind: Literal["fake"] = "fake"
     open_s: float = Field(0.0, ge=0, allow_inf_nan=False)
     step_ms: float = Field(0.0, ge=0, allow_inf_nan=False)
     max_model_len: int = Field(2048, ge=2)
+    streams: bool = False
     faults: FakeFaults = FakeFaults()
 
 

@@ -4,8 +4,9 @@ A token is a byte of UTF-8 and two special tokens stand beside the bytes. It ans
 in capitals, over and over, so that every text can be traced to its request.
 """
 
+import asyncio
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from itertools import cycle, islice
 from typing import Any
 
@@ -14,7 +15,7 @@ from app.backends import fake_openai
 from app.backends.args import FakeArgs
 from app.backends.isolation import WindowMismatch, run_isolated
 from app.backends.registry import Backend
-from app.errors import InvalidRequest, StartError
+from app.errors import EngineDead, GenerationFailed, InvalidRequest, StartError
 from app.prompts import bounds
 from app.prompts.media import Placeholders
 from app.prompts.openai import ChatCompletionRequest, OpenAIPrompt, Work
@@ -60,6 +61,7 @@ class FakeBackend(Backend):
 
     def __init__(self, args: FakeArgs) -> None:
         super().__init__(args)
+        self.takes_windows = not args.streams
         self.windows_run: list[int] = []
         """How many requests each run held, re-runs included."""
 
@@ -168,6 +170,47 @@ class FakeBackend(Backend):
             values["logit_bias"] = {str(token): bias for token, bias in values["logit_bias"].items()}
         return values
 
+    async def generate(self, window: Window) -> list[Outcome]:
+        """As the base class has it; a request by itself on the event loop."""
+        if self.takes_windows:
+            return await super().generate(window)
+        (request,) = window.requests
+        try:
+            result: Generation | Exception = await self._by_itself(request)
+        except GenerationFailed as error:
+            result = error
+        return [Outcome(request, window, 0, result)]
+
+    async def _by_itself(self, request: Request) -> Generation:
+        """The generation of one request, of whose tokens its listener is told as they come."""
+        self.windows_run.append(1)
+        text, faults, started = _text(request), self.args.faults, timings.now()
+        if _holds(text, faults.die_text):
+            self._report_death("the fake engine was told to die")
+            raise EngineDead("the engine died while this request was in it")
+        if _holds(text, faults.hang_text):
+            await asyncio.sleep(faults.hang_s)
+        if _holds(text, faults.fail_text):
+            raise GenerationFailed("the fake engine was told to fail")
+        planned = _generation(request, text, started, self.args.step_ms / 1000)
+        await self._tell(request, planned, is_cut=_holds(text, faults.break_text))
+        return _generation(request, text, started, self.args.step_ms / 1000)
+
+    async def _tell(self, request: Request, planned: Generation, *, is_cut: bool) -> None:
+        length = max(len(output.token_ids) for output in planned.outputs)
+        for step in range(length):
+            await asyncio.sleep(self.args.step_ms / 1000)
+            if is_cut and step == 2:
+                raise GenerationFailed("the fake engine was told to break off")
+            if request.listener is not None:
+                request.listener(fake_openai.step_of(planned, step), step == length - 1)
+
+    def stream(
+        self, prompts: Sequence[Resolved], outputs: AsyncIterator[tuple[int, Any]], head: AnswerHead
+    ) -> AsyncIterator[bytes]:
+        """As the base class has it."""
+        return fake_openai.chunks(prompts, outputs, head)
+
     def _run(self, window: Window) -> list[Outcome]:
         return run_isolated(window, self._generate, lambda: None)
 
@@ -193,6 +236,10 @@ class FakeBackend(Backend):
             time.sleep(faults.hang_s)
         if faults.fail_text is not None and faults.fail_text in text:
             raise RuntimeError("the fake engine was told to fail")
+
+
+def _holds(text: str, mark: str | None) -> bool:
+    return mark is not None and mark in text
 
 
 def _text(request: Request) -> str:

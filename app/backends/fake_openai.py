@@ -1,10 +1,11 @@
 """OpenAI's answers of the fake backend: their shape, as vLLM's server has it, without what only a model can say."""
 
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any
 
 from app.prompts.openai import ChatCompletionRequest, OpenAIBody, OpenAIPrompt
-from app.request import Answer, AnswerHead, Output
+from app.request import Answer, AnswerHead, Generation, Output, Resolved
 
 MAX_TOKENS = 16
 """Of a completion that does not say."""
@@ -72,3 +73,49 @@ def _logprobs(output: Output, is_chat: bool) -> dict[str, Any] | None:
 
 def _entry(entry: dict[str, Any]) -> dict[str, Any]:
     return {"token": entry["token"], "logprob": entry["logprob"], "bytes": list(entry["token"].encode())}
+
+
+Step = list[tuple[int, str, int, dict[str, Any]]]
+"""What is new in each output: its index, its text, how many tokens these are, and how it ends where it does."""
+
+
+def step_of(planned: Generation, step: int) -> Step:
+    """What a generation has to say at its token of this number; an output says all of its text by its last token."""
+    return [_part_of(output, step) for output in planned.outputs if step < len(output.token_ids)]
+
+
+def _part_of(output: Output, step: int) -> tuple[int, str, int, dict[str, Any]]:
+    is_last = step == len(output.token_ids) - 1
+    text = output.text[step:] if is_last else output.text[step : step + 1]
+    ends = {"finish_reason": output.finish_reason, "stop_reason": output.stop_reason} if is_last else {}
+    return output.index, text, 1, ends
+
+
+async def chunks(
+    prompts: Sequence[Resolved], outputs: AsyncIterator[tuple[int, Step]], head: AnswerHead
+) -> AsyncIterator[bytes]:
+    """The chunks of a streamed answer, as JSON."""
+    body: OpenAIBody = prompts[0].origin.body
+    is_chat = isinstance(body, ChatCompletionRequest)
+    base = {"id": head.id, "created": head.created, "model": head.model}
+    base["object"] = "chat.completion.chunk" if is_chat else "text_completion"
+    said, completion = not is_chat, 0
+    async for prompt, step in outputs:
+        for index, text, tokens, ends in step:
+            completion += tokens
+            choice: dict[str, Any] = {"index": prompt * body.places + index, "logprobs": None, "finish_reason": None}
+            if not said:
+                said = True
+                for number in range(body.places):
+                    role = {**choice, "index": number, "delta": {"role": "assistant", "content": ""}}
+                    yield _json({**base, "choices": [role]})
+            choice |= {"delta": {"content": text}} if is_chat else {"text": text}
+            yield _json({**base, "choices": [choice | ends]})
+    if body.stream_options is not None and body.stream_options.include_usage:
+        prompt_tokens = sum(len(resolved.prompt_token_ids) for resolved in prompts)
+        usage = {"prompt_tokens": prompt_tokens, "completion_tokens": completion}
+        yield _json({**base, "choices": [], "usage": usage | {"total_tokens": prompt_tokens + completion}})
+
+
+def _json(chunk: dict[str, Any]) -> bytes:
+    return json.dumps(chunk, ensure_ascii=False, separators=(",", ":")).encode()

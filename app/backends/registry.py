@@ -29,7 +29,7 @@ class Backend(ABC):
             ``max_in_flight`` of them at once, and its outputs are told to its listener as they come (``stream``).
     """
 
-    takes_windows: ClassVar[bool] = True
+    takes_windows: bool = True
     registry: "ClassVar[dict[str, type[Backend]]]" = {}  # noqa: RUF012 -- quoted: the class is not there yet
 
     @classmethod
