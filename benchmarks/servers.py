@@ -48,7 +48,7 @@ def vllm_server(
     words += ["--model", folder, "--served-model-name", served_name, *flags(engine_args)]
     with (
         tempfile.TemporaryFile() as log,
-        # In the session of the client and of the services: Linux shares out processor time by session first.
+        # In the session of the client and of the services: with autogroup Linux shares processor time out by session.
         subprocess.Popen(
             words, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment(engine_environment)
         ) as process,

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
@@ -158,11 +158,12 @@ class _Work:
         async with self._submitted(live) as requests:
             futures = [request.future for request in requests]
             resolved = [request.resolved for request in requests]
-            async for chunk in self.service.backend.stream(resolved, live.outputs(futures), self._head()):
-                if live.is_last:
-                    held.append(chunk)
-                else:
-                    yield chunk
+            async with aclosing(self.service.backend.stream(resolved, live.outputs(futures), self._head())) as chunks:
+                async for chunk in chunks:
+                    if live.is_last:
+                        held.append(chunk)
+                    else:
+                        yield chunk
             metrics = render.openai_metrics([future.result() for future in futures], self.service.metrics)
         for chunk in held[:-1]:
             yield chunk

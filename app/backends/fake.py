@@ -6,7 +6,7 @@ in capitals, over and over, so that every text can be traced to its request.
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from itertools import cycle, islice
 from typing import Any
 
@@ -207,7 +207,7 @@ class FakeBackend(Backend):
 
     def stream(
         self, prompts: Sequence[Resolved], outputs: AsyncIterator[tuple[int, Any]], head: AnswerHead
-    ) -> AsyncIterator[bytes]:
+    ) -> AsyncGenerator[bytes, None]:
         """As the base class has it."""
         return fake_openai.chunks(prompts, outputs, head)
 

@@ -1,7 +1,7 @@
 """OpenAI's answers of the fake backend: their shape, as vLLM's server has it, without what only a model can say."""
 
 import json
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from typing import Any
 
 from app.prompts.openai import ChatCompletionRequest, OpenAIBody, OpenAIPrompt
@@ -93,7 +93,7 @@ def _part_of(output: Output, step: int) -> tuple[int, str, int, dict[str, Any]]:
 
 async def chunks(
     prompts: Sequence[Resolved], outputs: AsyncIterator[tuple[int, Step]], head: AnswerHead
-) -> AsyncIterator[bytes]:
+) -> AsyncGenerator[bytes, None]:
     """The chunks of a streamed answer, as JSON."""
     body: OpenAIBody = prompts[0].origin.body
     is_chat = isinstance(body, ChatCompletionRequest)

@@ -216,7 +216,7 @@ class StreamSide(_Side):
 
     async def chunks(
         self, prompts: Sequence[Resolved], outputs: AsyncIterator[tuple[int, Any]], head: AnswerHead
-    ) -> AsyncIterator[bytes]:
+    ) -> AsyncGenerator[bytes, None]:
         """The JSON of each chunk.
 
         Args:

@@ -6,7 +6,7 @@ It is used on the event loop: its engine core is a process of its own.
 
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from typing import Any
 
 from app.backends.args import VLLMPythonArgs
@@ -110,7 +110,7 @@ class VLLMPythonBackend(VLLMBackendBase):
 
     def stream(
         self, prompts: Sequence[Resolved], outputs: AsyncIterator[tuple[int, Any]], head: AnswerHead
-    ) -> AsyncIterator[bytes]:
+    ) -> AsyncGenerator[bytes, None]:
         """As the base class has it; by vLLM's own makers of chunks."""
         return self._streams.chunks(prompts, outputs, head)
 

@@ -1,6 +1,7 @@
 """Connections to checked addresses: a host is looked up once, and only what was checked is connected to."""
 
 import asyncio
+import contextlib
 import socket
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +20,8 @@ GLOBAL_UNICAST = ip_network("2000::/3")
 NAT64 = ip_network("64:ff9b::/96")
 ATTEMPT_S = 0.5
 """Longest attempt at one of several addresses, in seconds: a route for IPv6 may lead nowhere."""
+CONNECT_S = 5.0
+"""Longest attempt at a single one: one whose caller has gone ends by then."""
 MAX_LOOKUPS = 16
 
 
@@ -65,6 +68,7 @@ class CheckedNetwork(httpcore.AsyncNetworkBackend):
         self._lookups = ThreadPoolExecutor(max_workers=MAX_LOOKUPS, thread_name_prefix="media-lookup")
         self._resolve = resolve or self._look_up
         self._inner = inner or httpcore.AnyIOBackend()
+        self._closing: set[asyncio.Task[None]] = set()
 
     async def connect_tcp(
         self,
@@ -80,13 +84,24 @@ class CheckedNetwork(httpcore.AsyncNetworkBackend):
             Refused: one of its addresses is not allowed, or it has none.
         """
         addresses = await self._allowed(host, port)
-        limit = timeout if len(addresses) == 1 else ATTEMPT_S
+        limit = CONNECT_S if len(addresses) == 1 else ATTEMPT_S
         for address in addresses[:-1]:
             try:
-                return await self._inner.connect_tcp(address, port, limit, local_address, socket_options)
+                return await self._connect(address, port, limit)
             except (httpcore.ConnectError, httpcore.ConnectTimeout):
                 continue
-        return await self._inner.connect_tcp(addresses[-1], port, limit, local_address, socket_options)
+        return await self._connect(addresses[-1], port, limit)
+
+    async def _connect(self, address: str, port: int, limit_s: float) -> httpcore.AsyncNetworkStream:
+        """Connect in a task of its own: cut off half-way, the library would leave the socket open."""
+        task = asyncio.ensure_future(self._inner.connect_tcp(address, port, limit_s))
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            closing = asyncio.ensure_future(_close(task))
+            self._closing.add(closing)
+            closing.add_done_callback(self._closing.discard)
+            raise
 
     async def _allowed(self, host: str, port: int) -> list[str]:
         addresses = await self._resolve(host, port)
@@ -122,6 +137,12 @@ class CheckedNetwork(httpcore.AsyncNetworkBackend):
     def close(self) -> None:
         """Start no more look-ups."""
         self._lookups.shutdown(wait=False, cancel_futures=True)
+
+
+async def _close(connecting: "asyncio.Future[httpcore.AsyncNetworkStream]") -> None:
+    """Close a connection that nobody waits for any more, once it is there."""
+    with contextlib.suppress(Exception):
+        await (await connecting).aclose()
 
 
 def _addresses(host: str, port: int) -> list[str]:

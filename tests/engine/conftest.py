@@ -11,7 +11,7 @@ from app.models import embedded
 from app.settings import Settings
 from tests.engine import models
 from tests.engine.inline import Inline, TheEngine
-from tests.engine.process import ServiceProcess, service_process
+from tests.engine.process import Remote, ServiceProcess, service_process, the_python_service
 
 # Read by vLLM and torch on being imported, which happens when the first engine is built.
 os.environ.update(
@@ -78,3 +78,13 @@ def separate_service(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path)
     """The tiny model with the engine core in a child process."""
     with service_process(tmp_path_factory.mktemp("separate"), tiny_model, "separate") as service:
         yield service.wait_ready()
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def python(
+    pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory, tiny_model: Path
+) -> AsyncIterator[Remote]:
+    """The tiny model behind the streaming backend, with exact arithmetic; shared by all tests of a run."""
+    service = the_python_service(pytestconfig, tmp_path_factory.mktemp("python"), tiny_model)
+    async with service.client() as client:
+        yield Remote(client, service)

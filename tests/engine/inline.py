@@ -37,8 +37,52 @@ def strict_json(content: bytes) -> Any:
     return json.loads(content, parse_constant=refuse)
 
 
+class Caller:
+    """What tests ask of a service with a real engine, wherever it runs."""
+
+    client: httpx.AsyncClient
+
+    async def post(self, route: str, body: Any) -> tuple[int, Any]:
+        """Status and body of a POST; both sides are strict JSON unless ``body`` is bytes."""
+        content = body if isinstance(body, bytes) else json.dumps(body).encode()
+        async with asyncio.timeout(ANSWER_S):
+            answer = await self.client.post(route, content=content, headers={"content-type": "application/json"})
+        return answer.status_code, strict_json(answer.content)
+
+    async def generate(self, **body: Any) -> Any:
+        """The answer to a request that must succeed; greedy unless told otherwise."""
+        status, answer = await self.post("/generate", {"temperature": 0, **body})
+        assert status == 200, answer
+        return answer
+
+    async def text(self, **body: Any) -> str:
+        """The one text of a request that must succeed."""
+        (output,) = (await self.generate(**body))["outputs"]
+        text: str = output["text"]
+        return text
+
+    async def refused(self, **body: Any) -> Any:
+        """The error of a request that must get 400."""
+        status, answer = await self.post("/generate", body)
+        assert status == 400, (status, str(answer)[:500])
+        assert answer["error"]["type"] == "invalid_request_error"
+        return answer["error"]
+
+    async def batch(self, requests: Sequence[dict[str, Any]], **defaults: Any) -> list[Any]:
+        """The rows of a batch, which went in one window when it fits one."""
+        status, answer = await self.post("/batch", {"requests": requests, "defaults": {"temperature": 0, **defaults}})
+        assert status == 200, answer
+        assert [row["index"] for row in answer["results"]] == list(range(len(requests)))
+        return list(answer["results"])
+
+    async def batch_texts(self, requests: Sequence[dict[str, Any]], **defaults: Any) -> list[list[str]]:
+        """The texts of each row of a batch that must succeed."""
+        rows = await self.batch(requests, **defaults)
+        return [[output["text"] for output in row["response"]["outputs"]] for row in rows]
+
+
 @dataclass
-class Inline:
+class Inline(Caller):
     """A running service with its parts laid open."""
 
     app: FastAPI
@@ -80,44 +124,6 @@ class Inline:
     @property
     def tokenizer(self) -> Any:
         return self.backend.resolution.tokenizer
-
-    async def post(self, route: str, body: Any) -> tuple[int, Any]:
-        """Status and body of a POST; both sides are strict JSON unless ``body`` is bytes."""
-        content = body if isinstance(body, bytes) else json.dumps(body).encode()
-        async with asyncio.timeout(ANSWER_S):
-            answer = await self.client.post(route, content=content, headers={"content-type": "application/json"})
-        return answer.status_code, strict_json(answer.content)
-
-    async def generate(self, **body: Any) -> Any:
-        """The answer to a request that must succeed; greedy unless told otherwise."""
-        status, answer = await self.post("/generate", {"temperature": 0, **body})
-        assert status == 200, answer
-        return answer
-
-    async def text(self, **body: Any) -> str:
-        """The one text of a request that must succeed."""
-        (output,) = (await self.generate(**body))["outputs"]
-        text: str = output["text"]
-        return text
-
-    async def refused(self, **body: Any) -> Any:
-        """The error of a request that must get 400."""
-        status, answer = await self.post("/generate", body)
-        assert status == 400, (status, str(answer)[:500])
-        assert answer["error"]["type"] == "invalid_request_error"
-        return answer["error"]
-
-    async def batch(self, requests: Sequence[dict[str, Any]], **defaults: Any) -> list[Any]:
-        """The rows of a batch, which went in one window when it fits one."""
-        status, answer = await self.post("/batch", {"requests": requests, "defaults": {"temperature": 0, **defaults}})
-        assert status == 200, answer
-        assert [row["index"] for row in answer["results"]] == list(range(len(requests)))
-        return list(answer["results"])
-
-    async def batch_texts(self, requests: Sequence[dict[str, Any]], **defaults: Any) -> list[list[str]]:
-        """The texts of each row of a batch that must succeed."""
-        rows = await self.batch(requests, **defaults)
-        return [[output["text"] for output in row["response"]["outputs"]] for row in rows]
 
     async def resolve(self, **body: Any) -> Resolved:
         """What a body becomes; it must be a good one."""

@@ -8,12 +8,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
 import psutil
+import pytest
+
+from tests.engine.inline import Caller
 
 START_S = 180.0
 GONE_S = 10.0
@@ -146,3 +150,36 @@ def service_process(
         yield service
     finally:
         service.end()
+
+
+# --- one service of the streaming backend for all tests of a run ---
+
+PYTHON_CONFIG = {"dtype": "float32", "max_model_len": 1024, "block_size": 32}
+"""As the tests' own engine has them, and vLLM's server, where they decide about the answer."""
+
+
+@dataclass
+class Remote(Caller):
+    """A service in a process of its own, and a client of it."""
+
+    client: httpx.AsyncClient
+    process: ServiceProcess
+
+
+def python_service(folder: Path, model: Path, *arguments: str) -> AbstractContextManager[ServiceProcess]:
+    """``vllm_python`` with the settings above, ended with all it has started."""
+    options = ("--backend", "vllm_python", "--served-model-name", "tiny", *arguments)
+    return service_process(folder, model, "auto", *options, **PYTHON_CONFIG)
+
+
+_running: list[ServiceProcess] = []
+
+
+def the_python_service(config: pytest.Config, folder: Path, model: Path) -> ServiceProcess:
+    """One for all modules of a run, which takes tools; ended with it."""
+    if not _running:
+        stack = ExitStack()
+        config.add_cleanup(stack.close)
+        service = stack.enter_context(python_service(folder, model, "--tool-call-parser", "hermes"))
+        _running.append(service.wait_ready())
+    return _running[0]
