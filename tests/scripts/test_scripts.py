@@ -509,11 +509,11 @@ def pins(lock: str) -> dict[str, str]:
     return {re.sub(r"[-_.]+", "-", name).lower(): version for name, version in pairs}
 
 
-@pytest.mark.parametrize("extra", [None, "cpu", "gpu"])
+@pytest.mark.parametrize("extra", [None, "audio", "cpu", "gpu"])
 def test_the_pins_of_pyproject_are_those_of_the_locks(extra: str | None) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     wanted = project["optional-dependencies"][extra] if extra else project["dependencies"]
-    for lock in [f"{extra}.lock"] if extra else ["cpu.lock", "gpu.lock"]:
+    for lock in [f"{extra}.lock"] if extra in ("cpu", "gpu") else ["cpu.lock", "gpu.lock"]:
         locked = pins(lock)
         for requirement in wanted:
             name, version = requirement.split("==")
