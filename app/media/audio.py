@@ -19,7 +19,7 @@ MAX_CHANNELS = 16
 MAX_VALUES = 2**27
 """Samples of all channels of a request: ten minutes in stereo at 96 kHz are somewhat less."""
 UNKNOWN_FRAMES = 2**62
-"""A header may leave the length open, which then reads as more than this."""
+"""A FLAC header may leave the length open, which then reads as more than this; the library fails on reading it."""
 BLOCK_FRAMES = 1 << 16
 NO_PACKAGE = "audio is not served here: pip install 'batchserve[audio]' where the service runs"
 
@@ -77,6 +77,8 @@ def open_audio(data: bytes) -> SoundFile:
         raise Refused("is not an audio file that can be read: WAV, FLAC, OGG, MP3") from error
     if file.format not in FORMATS:
         raise Refused(f"{file.format} is not read: send WAV, FLAC, OGG or MP3")
+    if file.frames > UNKNOWN_FRAMES:
+        raise Refused("the audio's header leaves its length open")
     if not MIN_RATE_HZ <= file.samplerate <= MAX_RATE_HZ:
         raise Refused(f"the sample rate is {file.samplerate} Hz; it may be {MIN_RATE_HZ} to {MAX_RATE_HZ}")
     if file.channels > MAX_CHANNELS:

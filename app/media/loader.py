@@ -204,7 +204,7 @@ def _pixels(opened: Any) -> int:
 
 
 def _check_length(opened: Any, budget: audio.AudioBudget) -> None:
-    if not isinstance(opened, Image.Image) and opened.frames < audio.UNKNOWN_FRAMES:
+    if not isinstance(opened, Image.Image):
         budget.take(opened.frames, opened.samplerate, opened.channels)
 
 
