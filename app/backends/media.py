@@ -54,7 +54,16 @@ class MediaRenderer:
         """Render one item of each kind: the first takes seconds, and shows which tokens stand for it."""
         for modality in self.limits:
             dummy = self._processor.get_dummy_mm_inputs({modality: 1})
-            self._placeholders.update(dict.fromkeys(_embedded(dummy), modality))
+            tokens = (_embedded(dummy) - {self._renderer.tokenizer.unk_token_id}) | self._mark(modality)
+            self._placeholders.update(dict.fromkeys(tokens, modality))
+
+    def _mark(self, modality: Modality) -> set[int]:
+        """What the model's chat template writes for an item, where that is one token; some put others in its place."""
+        from vllm.model_executor.model_loader import get_model_cls
+
+        text = get_model_cls(self._renderer.model_config).get_placeholder_str(modality, 1)
+        ids = self._renderer.tokenizer.encode(text, add_special_tokens=False) if text else []
+        return set(ids) if len(ids) == 1 else set()
 
     def check(self, parts: Sequence[MediaPart]) -> None:
         """Refuse what the model does not take, before anything is fetched.

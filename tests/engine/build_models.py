@@ -3,6 +3,8 @@
 usage: build_models.py KIND FOLDER_WITH_TOKENIZER NEW_FOLDER
 """
 
+import importlib
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -111,6 +113,92 @@ def audio(source: str, out: str) -> None:
     tokenizer.save_pretrained(out)
 
 
+def omni(source: str, out: str) -> None:
+    """A two-layer MiniCPM-o, which takes images (4 tokens and 2 marks each) and audio (25 tokens a second) at once.
+
+    It is the one family in vLLM that takes both and needs neither torchvision nor timm. What its checkpoints bring as
+    code, this one brings too (``tiny_omni.py``), so it is served with ``trust_remote_code``.
+    """
+    from transformers.models.idefics2.modeling_idefics2 import Idefics2VisionTransformer
+    from transformers.models.whisper.modeling_whisper import WhisperEncoder
+
+    torch.manual_seed(3)
+    tokenizer = omni_tokenizer(source)
+    Path(out, "tiny_omni.py").write_text(Path(__file__).with_name("tiny_omni.py").read_text())
+    sys.path.insert(0, out)
+    tiny_omni = importlib.import_module("tiny_omni")  # from there, so that its names are those in the configuration
+
+    config = tiny_omni.TinyOmniConfig(
+        vocab_size=vocabulary(tokenizer),
+        vision_config={"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2,
+                       "image_size": 56, "patch_size": 14},
+        audio_config={"num_mel_bins": 80, "d_model": 64, "encoder_layers": 2, "encoder_attention_heads": 2,
+                      "encoder_ffn_dim": 256, "max_source_positions": 1500, "vocab_size": 8, "pad_token_id": 0},
+        architectures=["MiniCPMO"],
+        dtype="bfloat16",
+        head_dim=64,
+        **ends(),
+        **TEXT,
+    )  # fmt: skip
+    parts = {
+        "llm": transformers.Qwen3ForCausalLM(config).state_dict(),
+        "vpm": Idefics2VisionTransformer(config.vision_config).state_dict(),
+        "apm": WhisperEncoder(config.audio_config).state_dict(),
+        "resampler": resampler(config.query_num, config.hidden_size, config.vision_config.hidden_size),
+        "audio_projection_layer": projector(config.audio_config.d_model, config.hidden_size),
+    }
+    tensors = {f"{part}.{name}": tensor for part, weights in parts.items() for name, tensor in weights.items()}
+    save_file({name: tensor.to(torch.bfloat16).contiguous() for name, tensor in tensors.items()},
+              Path(out, "model.safetensors"), metadata={"format": "pt"})  # fmt: skip
+    config.auto_map = {"AutoConfig": "tiny_omni.TinyOmniConfig"}
+    config.save_pretrained(out)
+    tokenizer.save_pretrained(out)
+    processors = {
+        **transformers.WhisperFeatureExtractor(feature_size=80).to_dict(),
+        **tiny_omni.TinyOmniImageProcessor().to_dict(),
+    }
+    processors["auto_map"] = {
+        "AutoImageProcessor": "tiny_omni.TinyOmniImageProcessor",
+        "AutoProcessor": "tiny_omni.MiniCPMOProcessor",
+    }
+    Path(out, "preprocessor_config.json").write_text(json.dumps(processors))
+
+
+def omni_tokenizer(source: str) -> Any:
+    """The marks that MiniCPM-o's tokenizer knows, and a token for each placeholder."""
+    image, audio = "(<image>./</image>)", "(<audio>./</audio>)"
+    names = {"im": "image", "slice": "slice", "audio": "audio", "spk": "|spk|"}
+    marks = {f"{name}_{end}": f"<{'/' if end == 'end' else ''}{mark}>"
+             for name, mark in names.items() for end in ("start", "end")}  # fmt: skip
+    tokenizer = AutoTokenizer.from_pretrained(source, extra_special_tokens={**marks, "unk_mark": "<unk>"})
+    tokenizer.add_special_tokens({"additional_special_tokens": [image, audio]})
+    tokenizer.chat_template = TEMPLATE.replace("IMAGE", image).replace("AUDIO", audio)
+    return tokenizer
+
+
+def resampler(queries: int, width: int, vision_width: int) -> dict[str, torch.Tensor]:
+    """What makes an image's tokens of its patches; strong, as in ``make_media_matter``."""
+    norms = {f"ln_{name}.{kind}": value for name in ("q", "kv", "post")
+             for kind, value in (("weight", torch.ones(width)), ("bias", torch.zeros(width)))}  # fmt: skip
+    attention = torch.nn.MultiheadAttention(width, 1).state_dict()
+    return {
+        "query": torch.randn(queries, width),
+        "kv_proj.weight": torch.randn(width, vision_width),
+        "proj": torch.randn(width, width),
+        **norms,
+        **{f"attn.{name}": weight for name, weight in attention.items()},
+    }
+
+
+def projector(inputs: int, outputs: int) -> dict[str, torch.Tensor]:
+    return {
+        "linear1.weight": torch.randn(outputs, inputs),
+        "linear1.bias": torch.zeros(outputs),
+        "linear2.weight": torch.randn(outputs, outputs) / 4,
+        "linear2.bias": torch.zeros(outputs),
+    }
+
+
 def ends() -> dict[str, Any]:
     return {"bos_token_id": IM_START, "eos_token_id": IM_END, "pad_token_id": IM_END, "tie_word_embeddings": False}
 
@@ -130,4 +218,4 @@ def rename(file: Path, old: str, new: str) -> None:
 
 if __name__ == "__main__":
     kind, *folders = sys.argv[1:]
-    {"text": text, "image": image, "audio": audio}[kind](*folders)
+    {"text": text, "image": image, "audio": audio, "omni": omni}[kind](*folders)
