@@ -308,6 +308,8 @@ _INFO = {
             "compute_threads": 1,
             "load_average_1min": 11.28759765625,
         },
+        "media": [],
+        "adapters": [],
         "warnings": [],
     },
     "settings": {
@@ -352,6 +354,9 @@ _INFO = {
         "max_queue_requests": 8192,
         "max_queue_tokens": 8388608,
         "max_queue_media_bytes": 1073741824,
+        "max_media_bytes": 16777216,
+        "max_image_pixels": 33554432,
+        "max_audio_s": 600.0,
         "max_batch_requests": 4096,
         "max_body_bytes": 33554432,
         "max_model_len": 2048,

@@ -148,6 +148,9 @@ async def info(service: ServiceDep) -> Response:
         "max_queue_requests",
         "max_queue_tokens",
         "max_queue_media_bytes",
+        "max_media_bytes",
+        "max_image_pixels",
+        "max_audio_s",
         "max_batch_requests",
         "max_body_bytes",
     )

@@ -266,6 +266,15 @@ class EngineArgument(TypedDict):
     source: Annotated[str, Field(description="Where it came from: `vllm_config`, `service` or `environment`.")]
 
 
+class AdapterInfo(TypedDict):
+    """A LoRA adapter of the setting `lora_modules`."""
+
+    name: Annotated[str, Field(description="What a request gives as its `model`.")]
+    folder: Annotated[str, Field(description="Where it is.")]
+    rank: Annotated[int | None, Field(description="The largest rank of its modules; `null` when it cannot be told.")]
+    unusable: Annotated[str | None, Field(description="Why it cannot be used; `null`: it can.")]
+
+
 class BackendInfo(TypedDict):
     """What generates, and how it is set."""
 
@@ -292,6 +301,8 @@ class BackendInfo(TypedDict):
             "`compute_threads`: threads it computes with; `load_average_1min`: the host's load."
         ),
     ]
+    media: Annotated[list[str], Field(description="What the model takes beside text: `image`, `audio`.")]
+    adapters: Annotated[list[AdapterInfo], Field(description="LoRA adapters, those that cannot be used included.")]
     warnings: Annotated[list[str], Field(description="What is not as it should be, a sentence each.")]
 
 
@@ -307,6 +318,9 @@ class Limits(TypedDict):
     max_queue_media_bytes: Annotated[
         int, Field(description="Images and audio in the queue, in bytes as the model takes them.")
     ]
+    max_media_bytes: Annotated[int, Field(description="Images and audio of one request in bytes, as they come.")]
+    max_image_pixels: Annotated[int, Field(description="Images of one request in pixels.")]
+    max_audio_s: Annotated[float, Field(description="Audio of one request in seconds.")]
     max_batch_requests: Annotated[int, Field(description="Most requests in one `/batch`.")]
     max_body_bytes: Annotated[int, Field(description="Largest body in bytes.")]
     max_model_len: Annotated[

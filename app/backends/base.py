@@ -393,8 +393,14 @@ class VLLMBackendBase(Backend):
             "request_format": None if resolution is None else resolution.format.source,
             "versions": versions(),
             "threads": self._threads(),
+            "media": [] if self._renderer is None else list(self._renderer.limits),
+            "adapters": [self._describe(adapter) for adapter in self._adapters],
             "warnings": list(self._warnings),
         }
+
+    def _describe(self, adapter: lora.Adapter) -> dict[str, Any]:
+        reason = self.unusable_adapters.get(adapter.name)
+        return {"name": adapter.name, "folder": str(adapter.path), "rank": adapter.rank or None, "unusable": reason}
 
     def _threads(self) -> dict[str, Any]:
         """Which cores the engine thread may use, with how many threads, and what else keeps them busy."""

@@ -93,6 +93,8 @@ class FakeBackend(Backend):
             "request_format": self.args.request_format,
             "versions": {},
             "threads": {},
+            "media": [],
+            "adapters": [],
             "warnings": [],
         }
 

@@ -6,7 +6,7 @@ All that vLLM tells its parent is that a process has failed, "see root cause abo
 import logging
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from app.errors import StartError
@@ -29,7 +29,8 @@ class _ToFile(logging.Handler):
         """A line for each record with an exception; a worker's comes before that of its engine core."""
         if record.exc_info and record.exc_info[1] is not None:
             error = record.exc_info[1]
-            with open(self._path, "a", encoding="utf-8") as file:
+            # Once the engine is built nobody reads it; an exception in here would end a worker that can go on.
+            with suppress(OSError), open(self._path, "a", encoding="utf-8") as file:
                 file.write(" ".join(f"{type(error).__name__}: {error}".split()) + "\n")
 
 

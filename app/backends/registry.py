@@ -10,7 +10,7 @@ from typing import Any, ClassVar, TypeVar
 
 from app.backends.args import BackendArgs
 from app.backends.thread import EngineThread
-from app.errors import ContextLengthExceeded, InvalidRequest, ModelNotFound, ServiceError
+from app.errors import ContextLengthExceeded, EngineDead, InvalidRequest, ModelNotFound, ServiceError
 from app.prompts.openai import OpenAIPrompt, Work
 from app.request import Answer, AnswerHead, Outcome, Resolved, ServedModel, Window
 
@@ -85,9 +85,14 @@ class Backend(ABC):
             EngineDead: the engine thread has ended.
             RuntimeError: the backend is not open.
         """
-        if not self._is_open:
+        if not self._is_open or self.death is None:
             raise RuntimeError("open the backend first")
-        await self._prove()
+        proof = asyncio.ensure_future(self._prove())
+        await asyncio.wait((proof, self.death), return_when=asyncio.FIRST_COMPLETED)
+        if not proof.done():
+            proof.cancel()
+            raise EngineDead(self.death.result())
+        proof.result()
 
     async def resolve(self, bodies: Sequence[Work]) -> list[Resolved | ServiceError]:
         """Turn bodies into what the engine takes, off the event loop; a wrong one gives its error."""

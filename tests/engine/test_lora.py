@@ -1,8 +1,8 @@
-"""LoRA adapters over a real engine: each request gets the text of its own, and never the base's."""
+"""LoRA adapters over a real engine: each request gets the text of its own, never the base's, on both backends."""
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from app.settings import Settings
 from tests.engine.adapters import BROKEN, tiny_adapter
 from tests.engine.conftest import ENGINE_CONFIG
 from tests.engine.inline import Caller, Inline, TheEngine, running, strict_json
+from tests.engine.process import Remote, ServiceProcess, python_service
 
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="session")]
 
@@ -48,9 +49,27 @@ async def windows(the_engine: TheEngine, tiny_model: Path, folders: dict[str, Pa
         yield service
 
 
-@pytest.fixture
-def service(windows: Inline) -> Caller:
-    return windows
+@pytest.fixture(scope="module")
+def process(
+    tmp_path_factory: pytest.TempPathFactory, tiny_model: Path, folders: dict[str, Path]
+) -> Iterator[ServiceProcess]:
+    options = [option for word in words(folders) for option in ("--lora-modules", word)]
+    with python_service(tmp_path_factory.mktemp("python"), tiny_model, *options) as service:
+        yield service.wait_ready()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def streaming(process: ServiceProcess) -> AsyncIterator[Remote]:
+    """``vllm_python`` with the same."""
+    async with process.client() as client:
+        yield Remote(client, process)
+
+
+@pytest.fixture(params=["windows", "streaming"])
+def service(request: pytest.FixtureRequest) -> Caller:
+    """Either of the two."""
+    found: Caller = request.getfixturevalue(request.param)
+    return found
 
 
 async def alone(service: Caller, **body: Any) -> dict[str | None, str]:
