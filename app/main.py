@@ -153,6 +153,8 @@ def _assemble(settings: Settings, backend: Backend) -> Service:
     metrics.watch(
         queue_requests=lambda: batcher.queue_requests,
         queue_tokens=lambda: batcher.queue_tokens,
+        queue_media_bytes=lambda: batcher.queue_media_bytes,
+        running_requests=lambda: batcher.running_requests,
         ready=lambda: lifecycle.state is State.READY,
     )
     return Service(settings, backend, batcher, lifecycle, metrics)

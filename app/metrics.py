@@ -19,6 +19,10 @@ class Metrics:
             "batchserve_queue_requests", "Places taken in the queue, those being resolved included.", registry=ours
         )
         self.queue_tokens = Gauge("batchserve_queue_tokens", "Prompt tokens waiting in the queue.", registry=ours)
+        self.queue_media_bytes = Gauge(
+            "batchserve_queue_media_bytes", "Images and audio waiting in the queue, in bytes.", registry=ours
+        )
+        self.running_requests = Gauge("batchserve_running_requests", "Requests in the engine.", registry=ours)
         self.window_size = Histogram("batchserve_window_size", "Requests in a window.", buckets=SIZES, registry=ours)
         self.window_fill = Histogram(
             "batchserve_window_fill_ratio", "Requests in a window over batch_size.", buckets=FILLS, registry=ours
@@ -54,11 +58,15 @@ class Metrics:
         *,
         queue_requests: Callable[[], float],
         queue_tokens: Callable[[], float],
+        queue_media_bytes: Callable[[], float],
+        running_requests: Callable[[], float],
         ready: Callable[[], float],
     ) -> None:
         """Where the gauges read from at each scrape."""
         self.queue_requests.set_function(queue_requests)
         self.queue_tokens.set_function(queue_tokens)
+        self.queue_media_bytes.set_function(queue_media_bytes)
+        self.running_requests.set_function(running_requests)
         self.ready.set_function(ready)
 
     def exposition(self) -> bytes:

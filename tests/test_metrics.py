@@ -53,6 +53,8 @@ def test_gauges_are_read_at_the_moment_of_the_scrape() -> None:
     metrics.watch(
         queue_requests=lambda: queue["requests"],
         queue_tokens=lambda: queue["tokens"],
+        queue_media_bytes=lambda: 0,
+        running_requests=lambda: 0,
         ready=lambda: queue["ready"],
     )
     assert samples(metrics)["batchserve_queue_requests"] == 0

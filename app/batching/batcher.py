@@ -113,6 +113,16 @@ class Batcher:
         """Prompt tokens waiting."""
         return self._waiting_tokens
 
+    @property
+    def queue_media_bytes(self) -> int:
+        """What images and audio that wait take."""
+        return self._waiting_media_bytes
+
+    @property
+    def running_requests(self) -> int:
+        """Requests in the engine."""
+        return len(self._running)
+
     def reserve(self, places: int) -> Reservation:
         """Hold places before any work is done for a request.
 

@@ -33,10 +33,18 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
         yield process
 
 
+@pytest.fixture(scope="session", params=["vllm_offline", "vllm_python"])
+def backend(request: pytest.FixtureRequest) -> str:
+    """One backend after the other: a client is to notice nothing but that tokens are streamed."""
+    kind: str = request.param
+    return kind
+
+
 @pytest.fixture(scope="session")
-def engine_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceProcess]:
+def engine_service(tmp_path_factory: pytest.TempPathFactory, backend: str) -> Iterator[ServiceProcess]:
     """A real engine with a random model behind a key, with a parser of tool calls and a queue of eight."""
     settings = {
+        "backend": backend,
         "served-model-name": "tiny",
         "api-key": KEY,
         "tool-call-parser": "hermes",
@@ -47,8 +55,8 @@ def engine_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service
     }
     options = [part for name, value in settings.items() for part in (f"--{name}", value)]
     compact = {"backend": "xgrammar", "disable_any_whitespace": True}  # a random model loves white space
-    folder, model = tmp_path_factory.mktemp("engine"), tiny_model()
-    with service_process(folder, model, "inline", *options, structured_outputs_config=compact) as service:
+    folder, config = tmp_path_factory.mktemp("engine"), {"structured_outputs_config": compact, "max_num_seqs": 4}
+    with service_process(folder, tiny_model(), "auto", *options, **config) as service:
         yield service.wait_ready()
 
 

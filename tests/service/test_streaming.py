@@ -219,6 +219,7 @@ async def test_the_place_of_a_caller_that_goes_is_anothers_at_once(process: Proc
         assert time.monotonic() - started < GONE_S
         assert await other.metric("batchserve_client_disconnected_total") > gone
         assert await other.metric("batchserve_queue_requests") == 0
+        await other.wait_for_metric("batchserve_running_requests", 0)
 
 
 async def test_a_reader_that_stops_reading_holds_nobody_up(tmp_path_factory: pytest.TempPathFactory) -> None:
