@@ -87,7 +87,13 @@ class VLLMPythonArgs(VLLMArgs):
     """The streaming backend: each request by itself through vLLM's ``AsyncLLM``; its engine core is always a child."""
 
     kind: Literal["vllm_python"] = "vllm_python"
-    engine_process: Literal["auto", "separate"] = "auto"
+
+    @field_validator("engine_process")
+    @classmethod
+    def _never_inline(cls, value: str) -> str:
+        if value == "inline":
+            raise ValueError("vllm_python always has its engine core in a process of its own (got 'inline')")
+        return value
 
 
 class FakeFaults(BaseModel):

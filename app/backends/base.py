@@ -29,12 +29,15 @@ from app.errors import EngineDead, InvalidRequest, ModelNotFound, ServiceError, 
 from app.machine import check_temporary_folder
 from app.media.limits import MediaLimits
 from app.media.loader import MediaLoader
+from app.prompts.media import Modality
 from app.prompts.openai import OpenAIPrompt, Work
 from app.request import Answer, AnswerHead, Resolved, ServedModel
 
 logger = logging.getLogger(__name__)
 
 WATCH_S = 0.2
+MEDIA_AT_ONCE = 8
+"""So many requests have their images and audio decoded and not yet rendered: each may hold a hundred megabytes."""
 SENTENCE = "The quick brown fox jumps over the lazy dog."
 
 
@@ -55,6 +58,7 @@ class VLLMBackendBase(Backend):
         self._grammars: GrammarChecker | None = None
         self._renderer: MediaRenderer | None = None
         self._loader: MediaLoader | None = None
+        self._media_slots = asyncio.Semaphore(MEDIA_AT_ONCE)
         self._render_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="render")
         self._warnings: list[str] = []
         self._adapters: list[lora.Adapter] = []
@@ -178,9 +182,20 @@ class VLLMBackendBase(Backend):
         if vllm_config.model_config.supports_multimodal_inputs:
             self._renderer = MediaRenderer(vllm_config, self.resolution.new_tokenizer())
             self._renderer.warm_up()
+            self._check_placeholders(self._renderer)
             self._loader = MediaLoader(self._media_limits(), self._renderer.audio_rate_hz, to_rgb)
         self.resolution.use_vllm_config(vllm_config, self._renderer)
         self._answers = AnswerSide(vllm_config, self.resolution.new_tokenizer(), self.args)
+
+    def _check_placeholders(self, renderer: MediaRenderer) -> None:
+        """Tell of a setting for ``plain`` that would have every image or audio refused."""
+        settings: dict[Modality, str] = {"image": self.args.image_placeholder, "audio": self.args.audio_placeholder}
+        for modality, placeholder in settings.items():
+            is_used = self.conversations.is_plain and modality in renderer.limits
+            if is_used and not renderer.knows(modality, placeholder):
+                self._warn(
+                    f"{modality}_placeholder: {placeholder!r} is not what this model knows for {modality}s in text"
+                )
 
     def _media_limits(self) -> MediaLimits:
         args = self.args
@@ -350,8 +365,10 @@ class VLLMBackendBase(Backend):
             raise InvalidRequest(f"this model takes no {parts[0].modality}", param=parts[0].param)
         self._renderer.check(parts)
         prompt = await self._on(self._resolver, self.resolution.prompt, body)
-        items = await self._loader.load(parts)
-        rendered = await self._on(self._render_thread, self._renderer.render, prompt.ids, parts, items)
+        async with self._media_slots:
+            items = await self._loader.load(parts)
+            rendered = await self._on(self._render_thread, self._renderer.render, prompt.ids, parts, items)
+            del items
         return await self._on(self._resolver, self.resolution.complete, body, prompt, rendered)
 
     async def _try_grammar(self, structured_outputs: Any, param: str) -> None:

@@ -65,6 +65,11 @@ class MediaRenderer:
         ids = self._renderer.tokenizer.encode(text, add_special_tokens=False) if text else []
         return set(ids) if len(ids) == 1 else set()
 
+    def knows(self, modality: Modality, placeholder: str) -> bool:
+        """Whether a text with this placeholder has a place for an item."""
+        ids = self._renderer.tokenizer.encode(placeholder, add_special_tokens=False)
+        return any(self._placeholders.get(token) == modality for token in ids)
+
     def check(self, parts: Sequence[MediaPart]) -> None:
         """Refuse what the model does not take, before anything is fetched.
 

@@ -64,6 +64,15 @@ def _packages() -> tuple[Any, Any]:
     return soundfile, soxr
 
 
+def require_packages() -> None:
+    """The extra ``audio`` is installed.
+
+    Raises:
+        Refused: it is not.
+    """
+    _packages()
+
+
 def open_audio(data: bytes) -> SoundFile:
     """A file with its header read and nothing decoded.
 

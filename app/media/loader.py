@@ -84,6 +84,8 @@ class MediaLoader:
     def _source(self, part: MediaPart, budget: ByteBudget) -> Base64 | httpx.URL:
         """Where a part comes from, checked as far as that goes without a connection."""
         with _named(part):
+            if part.modality == "audio":
+                audio.require_packages()  # before anything is fetched in vain
             source = _source(part, self._fetcher)
             if isinstance(source, Base64):
                 budget.take(source.size_bytes)

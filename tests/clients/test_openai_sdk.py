@@ -29,6 +29,12 @@ def metrics_of(answer: Any) -> dict[str, Any]:
     return metrics
 
 
+def counted(usage: Any) -> list[int]:
+    """Its numbers of tokens; a stream leaves out what is null."""
+    cached: int = usage.prompt_tokens_details.cached_tokens
+    return [usage.prompt_tokens, usage.completion_tokens, usage.total_tokens, cached]
+
+
 def test_the_model_is_listed_and_found_by_its_name(sdk: openai.OpenAI) -> None:
     (listed,) = sdk.models.list().data
     assert (listed.id, listed.object) == ("tiny", "model")
@@ -238,7 +244,7 @@ def test_a_streamed_completion_is_the_same_in_chunks(sdk: openai.OpenAI) -> None
     assert texts == [choice.text for choice in whole.choices]
     assert {chunk.id for chunk in chunks} == {last.id}
     assert last.choices == []
-    assert last.usage == whole.usage
+    assert counted(last.usage) == counted(whole.usage)
     assert len(metrics_of(last)["requests"]) == 2
 
 
@@ -251,7 +257,7 @@ def test_a_streamed_chat_is_the_same_in_chunks(sdk: openai.OpenAI) -> None:
     assert "".join(choice.delta.content or "" for choice in said) == whole.choices[0].message.content
     assert said[-1].finish_reason == "length"
     assert last.choices == []
-    assert last.usage == whole.usage
+    assert counted(last.usage) == counted(whole.usage)
     metrics_of(last)
 
 
@@ -325,7 +331,7 @@ async def test_async_streams_of_both_kinds_end_as_they_should(async_sdk: openai.
     [
         ({"temperature": 7}, "temperature"),
         ({"messages": []}, "messages"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages.0.content.0.type"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages.0.content.0.image_url"),
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"modalities": ["audio"]}, "modalities"),
         ({"extra_body": {"use_beam_search": True}}, "use_beam_search"),

@@ -8,7 +8,7 @@ import pytest
 
 from tests.docs.pages import ROOT
 from tests.engine import models
-from tests.engine.process import ServiceProcess, service_process
+from tests.engine.process import ServiceProcess, service_process, the_python_service
 
 INSTALL_S = 600.0
 
@@ -36,3 +36,11 @@ def tiny_service(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> 
         tmp_path_factory.mktemp("tiny"), tiny_model, "inline", "--served-model-name", "tiny"
     ) as service:
         yield service.wait_ready()
+
+
+@pytest.fixture(scope="session")
+def streaming_service(
+    pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory, tiny_model: Path
+) -> ServiceProcess:
+    """The same model behind the backend that streams; the one that the tests of the engine use as well."""
+    return the_python_service(pytestconfig, tmp_path_factory.mktemp("python"), tiny_model)
