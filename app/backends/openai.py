@@ -274,12 +274,15 @@ class _Source:
     def __init__(self, outputs: AsyncIterator[tuple[int, Any]], texts: Sequence[str | None]) -> None:
         self._outputs = outputs
         self._texts = texts
+        self._scores: dict[int, Any] = {}
         self.failure: Exception | None = None
 
     async def __aiter__(self) -> AsyncIterator[tuple[int, Any]]:
         try:
             async for index, output in self._outputs:
                 output.prompt = self._texts[index] or ""
+                # vLLM tells them with the first output alone, and each choice that echoes the prompt wants them.
+                output.prompt_logprobs = self._scores.setdefault(index, output.prompt_logprobs)
                 yield index, output
         except Exception as error:
             self.failure = error
