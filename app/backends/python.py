@@ -80,7 +80,8 @@ class VLLMPythonBackend(VLLMBackendBase):
             to_prompt(resolved), resolved.params, priority=request.priority, lora_request=resolved.adapter
         )
         if listener is None:
-            return to_generation([output async for output in outputs][-1], request)
+            whole = [output async for output in outputs]
+            return to_generation(whole[-1], request) if whole else GenerationFailed("the engine gave no output")
         parts = Parts()
         async for output in outputs:
             parts.add(output)

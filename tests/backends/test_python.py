@@ -62,6 +62,7 @@ class AsyncLLM:
     def __init__(self) -> None:
         self.act: dict[int, Exception] = {}
         self.pieces: list[Any] | None = None
+        self.says_nothing = False
         self.gate = asyncio.Event()
         self.gate.set()
         self.inside: set[int] = set()
@@ -81,7 +82,8 @@ class AsyncLLM:
             if first in self.act:
                 raise self.act[first]
             for each in self.pieces or [output(request_id, prompt["prompt_token_ids"])]:
-                yield each
+                if not self.says_nothing:
+                    yield each
             is_over = True
         finally:
             self.inside.discard(first)
@@ -204,6 +206,13 @@ async def test_a_streamed_output_that_is_missing_is_an_error(it: Running) -> Non
     it.llm.pieces = [piece([5], 0, [1], "stop")]
 
     assert isinstance(await it.run(5, places=2, listener=lambda *_: None), GenerationFailed)
+
+
+async def test_an_engine_that_says_nothing_has_failed_this_request(it: Running) -> None:
+    it.llm.says_nothing = True
+
+    assert isinstance(await it.run(5), GenerationFailed)
+    assert isinstance(await it.run(5, listener=lambda *_: None), GenerationFailed)
 
 
 async def test_a_closed_engine_runs_nothing(it: Running) -> None:
