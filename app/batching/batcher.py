@@ -237,16 +237,15 @@ class Batcher:
         """Wait until a request waits and the engine has room; one that is too large for it goes when it is empty."""
         while True:
             self._wake.clear()
-            while self._waiting and self._has_room():
-                if not (request := self._next_by_rank()).future.done():
+            while self._waiting:
+                request = self._next_by_rank()
+                if request.future.done():
+                    self._remove(request)  # its caller has gone within this turn of the loop
+                elif self._running and self._backend.max_in_flight - self._running_places < request.places:
+                    break
+                else:
                     return request
-                self._remove(request)  # its caller has gone within this turn of the loop
             await self._wake.wait()
-
-    def _has_room(self) -> bool:
-        """Whether the next request goes: it has all its places, or nothing else is in the engine."""
-        left = self._backend.max_in_flight - self._running_places
-        return left >= self._next_by_rank().places or not self._running
 
     def _next_by_rank(self) -> Request:
         """Once in a round of the engine's places age alone decides."""
