@@ -91,7 +91,7 @@ class Batcher:
         self._running_places = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._handed_over = 0
-        self._ranked = 0
+        self._by_priority: dict[int, dict[Request, None]] = {}
         self._wake = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -187,7 +187,7 @@ class Batcher:
         self._waiting_places += request.places
         self._waiting_tokens += request.prompt_tokens
         self._waiting_media_bytes += request.resolved.media_bytes
-        self._ranked += request.priority != 0
+        self._by_priority.setdefault(request.priority, {})[request] = None
         request.future.add_done_callback(lambda future: self._done(request, future.cancelled()))
 
     def _done(self, request: Request, caller_has_gone: bool) -> None:
@@ -205,7 +205,9 @@ class Batcher:
         self._waiting_places -= request.places
         self._waiting_tokens -= request.prompt_tokens
         self._waiting_media_bytes -= request.resolved.media_bytes
-        self._ranked -= request.priority != 0
+        del self._by_priority[request.priority][request]
+        if not self._by_priority[request.priority]:
+            del self._by_priority[request.priority]
         self._note_idle()
         self._wake.set()
 
@@ -248,9 +250,10 @@ class Batcher:
             await self._wake.wait()
 
     def _next_by_rank(self) -> Request:
-        """Once in a round of the engine's places age alone decides."""
-        is_turn_of_oldest = not self._ranked or self._handed_over % self._backend.max_in_flight == 0
-        return window_rule.next_one(self._waiting, is_turn_of_oldest=is_turn_of_oldest)
+        """By (priority, age); once in a round of the engine's places age alone decides, so that none starves."""
+        if self._handed_over % self._backend.max_in_flight == 0:
+            return next(iter(self._waiting))
+        return next(iter(self._by_priority[min(self._by_priority)]))
 
     def _hand_over(self, request: Request) -> None:
         """Run a request by itself; should its caller go, it is aborted."""

@@ -40,18 +40,6 @@ def release(
     return "max_wait" if now >= oldest_admitted + limits.max_wait_s else None
 
 
-def next_one(waiting: Iterable[Request], *, is_turn_of_oldest: bool) -> Request:
-    """Who goes by itself: the first by (priority, age); now and then the oldest, so that none starves.
-
-    Args:
-        waiting: requests in the order of their admission, at least one.
-        is_turn_of_oldest: whether age alone decides this time.
-    """
-    if is_turn_of_oldest:
-        return next(iter(waiting))
-    return min(waiting, key=lambda request: request.priority)  # of equal ones the first
-
-
 def members(waiting: Sequence[Request] | Iterable[Request], batch_size: int) -> list[Request]:
     """Who goes: by (priority, age), ``batch_size`` at most; the oldest always, so that none starves.
 

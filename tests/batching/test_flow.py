@@ -244,13 +244,14 @@ async def test_a_thousand_submissions_race_a_drain_and_none_is_left() -> None:
         assert it.batcher.queue_requests == 0
 
 
-async def test_a_long_queue_costs_no_more_for_each_request() -> None:
+@pytest.mark.parametrize("ranks", [1, 3])
+async def test_a_long_queue_costs_no_more_for_each_request(ranks: int) -> None:
     """Twice the requests take about twice as long: an order of magnitude more would be another law."""
 
     async def seconds(count: int) -> float:
         async with flow() as it:
             started = time.perf_counter()
-            await settle(it.send(*(f"{n}" for n in range(count))), 60)
+            await settle([it.send(f"{n}", priority=n % ranks)[0] for n in range(count)], 60)
             return (time.perf_counter() - started) / count
 
     few, many = await seconds(500), await seconds(8000)
