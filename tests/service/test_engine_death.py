@@ -89,7 +89,7 @@ async def test_a_batcher_that_fails_leaves_nobody_waiting(monkeypatch: pytest.Mo
         raise RuntimeError("a fault in the batcher")
 
     async with service() as caller:
-        monkeypatch.setattr(Batcher, "_take", fails)
+        monkeypatch.setattr(Batcher, "_window", fails)
         async with asyncio.timeout(ANSWERED_S):
             errors = await asyncio.gather(*[caller.generate(prompt=f"{n}", status=503) for n in range(5)])
             assert {error["code"] for error in errors} == {"engine_dead"}
