@@ -13,7 +13,7 @@ from app.api.service import Service
 from app.api.submit import submit, unless_gone
 from app.errors import InvalidRequest, QueueFull, QueueTimeout, RequestTooLarge, ServiceError
 from app.prompts.spec import GenerateRequest
-from app.request import Call, Resolved
+from app.request import Call, Request, Resolved
 from tests.batching.doubles import House, house, settle
 
 Resolve = Callable[[Sequence[GenerateRequest]], Any]
@@ -54,10 +54,10 @@ async def test_bodies_become_futures_and_wrong_ones_errors_in_order() -> None:
         first, wrong, last = entries
 
         assert isinstance(wrong, InvalidRequest)
-        assert isinstance(first, asyncio.Future)
-        assert isinstance(last, asyncio.Future)
-        assert await settle([first, last]) == ["a", "b"]
-        assert first.result().request.stamps.received == 1.0
+        assert isinstance(first, Request)
+        assert isinstance(last, Request)
+        assert await settle([first.future, last.future]) == ["a", "b"]
+        assert first.stamps.received == 1.0
         assert it.batcher.queue_requests == 0
 
 
@@ -120,13 +120,13 @@ async def test_a_body_may_only_shorten_the_queue_timeout(
     own: float | None, setting: float | None, expected: float | None
 ) -> None:
     async with house() as it:
-        (future,) = await submit(
+        (request,) = await submit(
             service(it, queue_timeout_s=setting), bodies("a", queue_timeout_s=own), Call(timings.now())
         )
-        assert isinstance(future, asyncio.Future)
-        await settle([future])
+        assert isinstance(request, Request)
+        await settle([request.future])
 
-        assert future.result().request.queue_timeout_s == expected
+        assert request.queue_timeout_s == expected
 
 
 # --- hanging up ---
@@ -193,7 +193,7 @@ async def test_long_bodies_are_resolved_in_smaller_turns_than_short_ones() -> No
 async def test_the_time_that_resolving_takes_counts_as_waiting() -> None:
     async with house() as it:
         received = timings.now() - 10
-        (future,) = await submit(service(it), bodies("a", queue_timeout_s=5.0), Call(received))
-        assert isinstance(future, asyncio.Future)
-        (error,) = await settle([future])
+        (request,) = await submit(service(it), bodies("a", queue_timeout_s=5.0), Call(received))
+        assert isinstance(request, Request)
+        (error,) = await settle([request.future])
         assert isinstance(error, QueueTimeout)
