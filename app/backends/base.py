@@ -365,8 +365,10 @@ class VLLMBackendBase(Backend):
             raise InvalidRequest(f"this model takes no {parts[0].modality}", param=parts[0].param)
         self._renderer.check(parts)
         prompt = await self._on(self._resolver, self.resolution.prompt, body)
+        files = await self._loader.fetch(parts)  # without a slot: a slow host holds up nobody who has all there
         async with self._media_slots:
-            items = await self._loader.load(parts)
+            items = await self._loader.decode(parts, files)
+            del files
             rendered = await self._on(self._render_thread, self._renderer.render, prompt.ids, parts, items)
             del items
         return await self._on(self._resolver, self.resolution.complete, body, prompt, rendered)

@@ -21,6 +21,10 @@ MAX_VALUES = 2**27
 UNKNOWN_FRAMES = 2**62
 """A FLAC header may leave the length open, which then reads as more than this; the library fails on reading it."""
 BLOCK_FRAMES = 1 << 16
+RIFF_OPEN = 0x7FFF0000
+"""From here on the length in a WAV's head is one that nobody knew when it was written."""
+OGG_END = 4
+"""Of a page's flags: it is the last."""
 NO_PACKAGE = "audio is not served here: pip install 'batchserve[audio]' where the service runs"
 
 
@@ -80,6 +84,7 @@ def open_audio(data: bytes) -> SoundFile:
         Refused: it is none that this service takes.
     """
     soundfile, _ = _packages()
+    _check_whole(data)
     try:
         file = soundfile.SoundFile(io.BytesIO(data))
     except Exception as error:
@@ -93,6 +98,18 @@ def open_audio(data: bytes) -> SoundFile:
     if file.channels > MAX_CHANNELS:
         raise Refused(f"the audio has {file.channels} channels; it may have {MAX_CHANNELS}")
     return file
+
+
+def _check_whole(data: bytes) -> None:
+    """A WAV says how long it is, the last page of an OGG that it is the last: the library takes what is there."""
+    is_wav_cut = data[:4] == b"RIFF" and len(data) + 1 < 8 + int.from_bytes(data[4:8], "little") < RIFF_OPEN
+    is_ogg_cut = data[:4] == b"OggS" and not _flags_of_last_page(data) & OGG_END
+    if is_wav_cut or is_ogg_cut:
+        raise Refused("the audio is truncated")
+
+
+def _flags_of_last_page(data: bytes) -> int:
+    return int.from_bytes(data[data.rfind(b"OggS") + 5 :][:1], "little")
 
 
 def decode(file: SoundFile, rate_hz: float, budget: AudioBudget) -> Samples:

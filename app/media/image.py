@@ -13,6 +13,8 @@ ToRgb: TypeAlias = Callable[[Image.Image], Image.Image]
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 MAX_READS = 100_000
 """Pillow reads headers in Python, a few bytes at a time: a file made of nothing else would take minutes."""
+MAX_ASPECT = 200
+"""Longer side to shorter: making a line of millions of pixels small holds up everybody, and no model sees it."""
 MAX_SCANS = 32
 """A progressive JPEG has about ten; each goes over all pixels, and costs a hundred bytes."""
 
@@ -50,6 +52,8 @@ def open_image(data: bytes) -> Image.Image:
 
 
 def _check(image: Image.Image, data: bytes) -> None:
+    if max(image.size) > MAX_ASPECT * min(image.size):
+        raise Refused(f"the image is {image.width} by {image.height}: one side may be {MAX_ASPECT} times the other")
     if image.format in ("JPEG", "MPO") and data.count(b"\xff\xda") > MAX_SCANS:
         raise Refused(f"the JPEG has more than {MAX_SCANS} scans")
     if image.format == "BMP" and image.info.get("compression"):

@@ -68,7 +68,15 @@ class MediaLoader:
         self._decoders = ThreadPoolExecutor(max_workers=DECODERS, thread_name_prefix="media")
 
     async def load(self, parts: Sequence[MediaPart]) -> list[Item]:
-        """The media of one request, in order.
+        """The media of one request, in order: ``fetch`` and ``decode``.
+
+        Raises:
+            InvalidRequest: names the part that cannot be taken, and says why.
+        """
+        return await self.decode(parts, await self.fetch(parts))
+
+    async def fetch(self, parts: Sequence[MediaPart]) -> list[Base64 | bytes]:
+        """The files of one request, in order.
 
         Raises:
             InvalidRequest: names the part that cannot be taken, and says why.
@@ -77,7 +85,14 @@ class MediaLoader:
             raise InvalidRequest(f"at most {MAX_PARTS} images and audio files", param=parts[MAX_PARTS].param)
         budget = ByteBudget(self._limits.max_bytes)
         sources = [self._source(part, budget) for part in parts]
-        files = await self._files(parts, sources, budget)
+        return await self._files(parts, sources, budget)
+
+    async def decode(self, parts: Sequence[MediaPart], files: Sequence[Base64 | bytes]) -> list[Item]:
+        """What the files of one request hold, in order.
+
+        Raises:
+            InvalidRequest: names the part that cannot be taken, and says why.
+        """
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._decoders, self._decode, parts, files)
 

@@ -106,6 +106,22 @@ def test_channels_count_towards_the_work_that_is_done() -> None:
         AudioBudget(10**6).take(audio.MAX_VALUES // 16 + 1, 384_000, 16)
 
 
+@pytest.mark.parametrize("kind", ["WAV", "FLAC", "OGG"])
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
+def test_a_truncated_file_is_refused(kind: str, share: float) -> None:
+    data = sound(np.random.default_rng(1).uniform(-0.5, 0.5, 48_000), kind=kind)
+
+    assert refused(data[: int(len(data) * share)])
+
+
+@pytest.mark.parametrize("length", [0, 0x7FFF0000, 0x7FFFFFFF, 0xFFFFFFFF])
+def test_a_wav_whose_length_was_not_known_when_it_was_begun_is_read(length: int) -> None:
+    wav = bytearray(silence(1))
+    wav[4:8] = length.to_bytes(4, "little")
+
+    assert len(decoded(bytes(wav))) == 16_000
+
+
 def test_a_length_that_a_stream_left_open_is_found_by_reading_or_refused() -> None:
     wav = bytearray(silence(1))
     place = wav.index(b"data") + 4

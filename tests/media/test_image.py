@@ -91,6 +91,16 @@ def test_a_truncated_image_is_refused(kind: str, share: float) -> None:
     assert refused(data[: int(len(data) * share)])
 
 
+@pytest.mark.parametrize("size", [(2, 401), (401, 2), (1, 201), (2, 16_000_000)])
+def test_a_line_of_pixels_is_refused_from_its_head(size: tuple[int, int]) -> None:
+    assert "one side may be 200 times the other" in refused(picture(*size, mode="1"))
+
+
+@pytest.mark.parametrize("size", [(1, 200), (400, 2), (1, 1)])
+def test_a_long_image_is_read(size: tuple[int, int]) -> None:
+    assert decoded(picture(*size)).size == size
+
+
 def test_an_image_of_twenty_thousand_squared_pixels_is_refused_from_its_head() -> None:
     data = picture(20_000, 20_000, mode="1")
     start = time.monotonic()
