@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import copy
 import logging
+import math
 import multiprocessing
 import os
 import threading
@@ -275,10 +276,13 @@ class VLLMBackendBase(Backend):
         reason = None
         try:
             await self._add_adapter(request)
-            if await self._scores(request) == base:
+            scores = await self._scores(request)
+            if any(math.isnan(score) for position in scores for _, score in position):
+                raise StartError(f"lora_modules: {request.lora_name} makes the model's scores no numbers: leave it out")
+            if scores == base:
                 reason = "it changes nothing: vLLM finds none of its modules in this model"
-        except EngineDead:
-            raise
+        except (EngineDead, StartError):
+            raise  # what are no numbers stay in the engine's cache
         except Exception as error:
             reason = f"vLLM does not take it: {' '.join(str(error).split())[:300]}"
         if reason is not None:

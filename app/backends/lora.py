@@ -19,6 +19,8 @@ from safetensors import SafetensorError, safe_open
 from app.errors import StartError
 
 MAX_NAME_CHARS = 256
+MAX_CHANGE = 1e6
+"""Of what an adapter adds to one entry of a matrix: beyond it activations overflow, and what are no numbers spread."""
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 WITHIN_LAYERS = re.compile(r"(?:^|\.)((?:layers|h|blocks)\.\d+\..+)")
 """What of a module's name is the same under the prefixes that checkpoints and PEFT give it."""
@@ -161,7 +163,7 @@ def _check_weights(file: Path, config: Any, base: BaseShapes) -> None:
             shapes = {name: tuple(weights.get_slice(name).get_shape()) for name in weights.keys()}  # noqa: SIM118
             modules = _modules(shapes)
             _check_modules(modules, config, base)
-            _check_values(weights)
+            _check_values(weights, max(_scaling(module, config) * down[0] for module, (down, _) in modules.items()))
     except SafetensorError as error:
         raise BrokenAdapter(f"{WEIGHTS} cannot be read: {error}") from error
 
@@ -221,17 +223,32 @@ def _check_base(module: str, shape: Shape, own: set[Shape]) -> None:
         )
 
 
-def _check_values(weights: Any) -> None:
+def _scaling(module: str, config: Any) -> float:
+    return abs(float(config.get_rank_and_scaling(module)[1]))
+
+
+def _check_values(weights: Any, scaling: float) -> None:
+    """That they are numbers, of a size that a training gives.
+
+    Args:
+        weights: the file.
+        scaling: of the product of a module's matrices, times their rank: the largest there is.
+    """
     import torch
 
-    is_trained = False
+    is_trained, largest = False, {True: 0.0, False: 0.0}
     for name in weights.keys():  # noqa: SIM118 -- it is no mapping
         tensor = weights.get_tensor(name)
         if not torch.isfinite(tensor.float()).all():
             raise BrokenAdapter(f"{name[:100]} holds values that are no numbers")
-        is_trained |= "_B" in name and bool(tensor.float().any())
+        is_second = "_B" in name
+        largest[is_second] = max(largest[is_second], float(tensor.abs().max()) if tensor.numel() else 0.0)
+        is_trained |= is_second and bool(tensor.float().any())
     if not is_trained:
         raise BrokenAdapter("it changes nothing: its second matrices are all zero, as before a training")
+    if not largest[False] * largest[True] * scaling <= MAX_CHANGE:
+        factors = f"weights up to {max(largest.values()):.0e}, scaled by {scaling:.0e}"
+        raise BrokenAdapter(f"what it adds is far larger than a training gives: {factors}")
 
 
 def _shapes_of_base(folder: Path) -> dict[str, set[Shape]]:

@@ -16,6 +16,9 @@ SoundFile: TypeAlias = Any
 FORMATS = ("WAV", "WAVEX", "RF64", "FLAC", "OGG", "MP3")
 MIN_RATE_HZ, MAX_RATE_HZ = 1000, 384_000
 MAX_CHANNELS = 16
+MAX_SAMPLE = 2**15
+"""Samples are -1 to 1, or whole numbers of 16 bits: far larger ones become no numbers within a model, stay in its cache
+and change the texts of others."""
 MAX_VALUES = 2**27
 """Samples of all channels of a request: ten minutes in stereo at 96 kHz are somewhat less."""
 UNKNOWN_FRAMES = 2**62
@@ -141,6 +144,8 @@ def _blocks(file: SoundFile, budget: AudioBudget) -> Iterator[Samples]:
         budget.take(len(block), file.samplerate, file.channels)
         if not np.isfinite(block).all():
             raise Refused("the audio holds values that are no numbers")
+        if np.abs(block).max() > MAX_SAMPLE:
+            raise Refused(f"the audio holds samples above {MAX_SAMPLE}")
         yield block.mean(axis=1)
 
 

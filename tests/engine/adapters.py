@@ -136,6 +136,20 @@ def with_nan(folder: Path) -> Path:
     return with_weights(tiny_adapter(folder, 1), spoil)
 
 
+def huge(folder: Path) -> Path:
+    """Of finite weights, with which activations are so no longer."""
+
+    def blow_up(weights: Weights) -> None:
+        for weight in weights.values():
+            weight *= 1e15
+
+    return with_weights(tiny_adapter(folder, 1), blow_up)
+
+
+def with_huge_alpha(folder: Path) -> Path:
+    return tiny_adapter(folder, 1, lora_alpha=1e12)
+
+
 def half(folder: Path) -> Path:
     def keep_one_side(weights: Weights) -> Weights:
         return {name: weight for name, weight in weights.items() if "lora_A" in name}
@@ -174,6 +188,8 @@ BROKEN: dict[str, Callable[[Path], Path]] = {
         with_a_wrong_rank,
         dora,
         with_nan,
+        huge,
+        with_huge_alpha,
         half,
         untrained,
         empty,

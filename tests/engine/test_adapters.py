@@ -28,6 +28,8 @@ REASONS = {
     "with_a_wrong_rank": r"gives model\.\S+ the rank 4, its matrices have 8",
     "dora": "DoRA",
     "with_nan": r"lora_A\.weight holds values that are no numbers",
+    "huge": r"far larger than a training gives: weights up to \de\+15, scaled by 2e\+01",
+    "with_huge_alpha": r"far larger than a training gives: weights up to 2e\+00, scaled by 1e\+12",
     "half": "only one of its two matrices",
     "untrained": "changes nothing",
     "empty": r"adapter_model\.safetensors is empty",

@@ -139,6 +139,12 @@ def test_audio_without_samples_is_refused(kind: str) -> None:
     assert refused(silence(0, kind=kind))
 
 
+@pytest.mark.parametrize("value", [32_769.0, -1e18, 3.4e38])
+def test_samples_that_a_model_could_not_compute_with_are_refused(value: float) -> None:
+    assert "samples above 32768" in refused(sound([0.0] * 70_000 + [value], subtype="FLOAT"))
+    assert len(decoded(sound([32_768.0, -32_768.0], subtype="FLOAT"))) == 2
+
+
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_values_that_are_no_numbers_are_refused(value: float) -> None:
     assert "no numbers" in refused(sound([0.0] * 70_000 + [value], subtype="FLOAT"))
