@@ -424,9 +424,8 @@ def _known_part(part: Any) -> Any:
     """A part under the name that this service has for its kind, without unknown fields; others stay, to be refused."""
     if isinstance(part, str):
         return {"type": "text", "text": part}
-    if not isinstance(part, dict):
+    if not isinstance(part, dict) or not isinstance(kind := part.get("type"), str | None):
         return part
-    kind = part.get("type")
     if kind in ("text", "input_text", "output_text"):
         return {"type": "text", "text": part.get("text")}
     if kind == "refusal":

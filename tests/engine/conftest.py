@@ -18,6 +18,7 @@ os.environ.update(
     {
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_MAX_STOP_STRINGS": "64",
         "OMP_NUM_THREADS": "1",
         "TORCH_COMPILE_DISABLE": "1",
         "HF_HUB_OFFLINE": "1",

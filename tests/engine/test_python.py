@@ -309,6 +309,7 @@ async def test_when_the_engine_is_killed_streams_end_with_an_error(tmp_path: Pat
             calls = [asyncio.create_task(stream_to_the_end(client, prompt=one, max_tokens=900)) for one in prompts]
             whole = asyncio.create_task(client.post("/generate", json=LONG))
             rows = asyncio.create_task(client.post("/batch", json={"requests": [LONG] * 10}))
+            await until_running(client, 4)
             await asyncio.sleep(0.3)
             service.member("EngineCore").kill()
             killed = time.monotonic()
@@ -330,6 +331,18 @@ async def test_when_the_engine_is_killed_streams_end_with_an_error(tmp_path: Pat
         service.wait_gone()
 
 
+async def until_running(client: httpx.AsyncClient, count: int) -> None:
+    """Until so many requests are in the engine."""
+    deadline = time.monotonic() + DEAD_S
+    while True:
+        lines = (await client.get("/metrics")).text.splitlines()
+        (value,) = [line.split()[1] for line in lines if line.startswith("batchserve_running_requests ")]
+        if float(value) >= count:
+            return
+        assert time.monotonic() < deadline, f"{value} of {count} are running"
+        await asyncio.sleep(0.01)
+
+
 async def stream_to_the_end(client: httpx.AsyncClient, **fields: Any) -> Stream:
     async with streaming(client, **fields) as stream:
         return await stream.read()
@@ -344,7 +357,7 @@ async def test_a_stop_amid_streams_drains_them(tmp_path: Path, tiny_model: Path)
                 asyncio.create_task(stream_to_the_end(client, prompt=f"{number} bears", max_tokens=200))
                 for number in range(40)
             ]
-            await asyncio.sleep(0.3)
+            await until_running(client, 32)
             assert not any(call.done() for call in others)
             service.send(signal.SIGTERM)
             await asyncio.sleep(0.1)

@@ -129,6 +129,15 @@ async def test_a_compressed_body_is_refused(remote: Caller, route: str) -> None:
     assert check_error(response)["code"] == "invalid_request"
 
 
+@pytest.mark.parametrize("kind", [{}, [], ["text"], 5, True], ids=str)
+async def test_a_part_whose_type_is_no_word_is_refused(remote: Caller, kind: object) -> None:
+    body = {"messages": [{"role": "user", "content": [{"type": kind, "audio_url": "0"}]}]}
+    response = await remote.call("POST", "/v1/chat/completions", json=body)
+    error = check_error(response)
+    assert error["code"] == "invalid_request"
+    assert error["param"].startswith("messages.0.content.0")
+
+
 MANY: dict[str, tuple[Json, str]] = {
     "stop strings": ({"stop": ["stop"] * 500_000}, "stop"),
     "different stop strings": ({"stop": [str(number) for number in range(500_000)]}, "stop"),
