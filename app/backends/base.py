@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from app.backends import engine_args, grammar, grammar_limit, lora, reasons
+from app.backends import engine_args, grammar, lora, mending, reasons
 from app.backends.args import VLLMArgs
 from app.backends.conversation import Conversations
 from app.backends.grammar import GrammarChecker
@@ -171,7 +171,7 @@ class VLLMBackendBase(Backend):
             self._grammars.start(self.resolution.grammar_tokenizer())
 
     def _build_or_say_why(self, values: dict[str, Any]) -> None:
-        grammar_limit.install()
+        mending.install()
         with reasons.collected() as file:
             try:
                 self._build(values)

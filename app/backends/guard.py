@@ -28,11 +28,11 @@ def guard() -> None:
     global _started
     if not is_child():
         return
-    from app.backends import grammar_limit, reasons  # not at the top: the service itself has no use for them here
+    from app.backends import mending, reasons  # not at the top: the service itself has no use for them here
 
     reasons.report()  # each time: vLLM's configuration of the loggers, between the two calls, drops the handlers
     if "vllm" in sys.modules:
-        grammar_limit.install()
+        mending.install()
     if _started:
         return
     _started = True

@@ -298,6 +298,29 @@ async def test_a_wait_for_a_place_in_the_engine_ends_with_its_limit(python: Remo
     await assert_engine_is_free(python)
 
 
+# --- prompts that are read in several steps ---
+
+
+async def test_seeded_requests_with_long_prompts_get_the_texts_that_they_get_alone(python: Remote) -> None:
+    """Together they have more tokens than one step takes: some prompts are read in two."""
+    rows: list[Json] = [
+        {"prompt_token_ids": [9 + (number * 31 + at) % 900 for at in range(900)], "seed": number}
+        for number in range(16)
+    ]
+    alone = [(await python.batch_texts([row], temperature=1, max_tokens=8))[0] for row in rows]
+    assert len({text for (text,) in alone}) > 8
+    assert await python.batch_texts(rows, temperature=1, max_tokens=8) == alone
+
+
+async def test_several_seeded_texts_of_one_long_prompt_with_its_scores(python: Remote) -> None:
+    sent = {"prompt_token_ids": [9 + at % 900 for at in range(700)], "temperature": 1, "seed": 5, "max_tokens": 4}
+    answer = await python.generate(**sent, n=8, prompt_logprobs=0)
+    again = await python.generate(**sent, n=8, prompt_logprobs=0)
+    texts = [output["text"] for output in answer["outputs"]]
+    assert texts == [output["text"] for output in again["outputs"]]
+    assert len(set(texts)) > 1
+
+
 # --- the end ---
 
 
