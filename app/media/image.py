@@ -1,6 +1,7 @@
 """Images: looked at before they are decoded, then decoded with what they may cost known."""
 
 import io
+import re
 from collections.abc import Callable
 from typing import TypeAlias
 
@@ -15,6 +16,9 @@ MAX_READS = 100_000
 """Pillow reads headers in Python, a few bytes at a time: a file made of nothing else would take minutes."""
 MAX_ASPECT = 200
 """Longer side to shorter: making a line of millions of pixels small holds up everybody, and no model sees it."""
+MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]")
+"""In a JPEG, where it is no pixel."""
+START_OF_IMAGE, END_OF_IMAGE, START_OF_SCAN = 0xD8, 0xD9, 0xDA
 MAX_SCANS = 32
 """A progressive JPEG has about ten; each goes over all pixels, and costs a hundred bytes."""
 
@@ -54,10 +58,23 @@ def open_image(data: bytes) -> Image.Image:
 def _check(image: Image.Image, data: bytes) -> None:
     if max(image.size) > MAX_ASPECT * min(image.size):
         raise Refused(f"the image is {image.width} by {image.height}: one side may be {MAX_ASPECT} times the other")
-    if image.format in ("JPEG", "MPO") and data.count(b"\xff\xda") > MAX_SCANS:
+    if image.format in ("JPEG", "MPO") and _has_many_scans(data):
         raise Refused(f"the JPEG has more than {MAX_SCANS} scans")
     if image.format == "BMP" and image.info.get("compression"):
         raise Refused("compressed BMP is not read")
+
+
+def _has_many_scans(data: bytes) -> bool:
+    """Of a JPEG, up to its end: what stands in its thumbnail or behind it, as phones put films there, is another's."""
+    at = scans = 0
+    while scans <= MAX_SCANS and (found := MARKER.search(data, at)) is not None:
+        kind, at = found[0][-1], found.end()
+        if kind == END_OF_IMAGE:
+            return False
+        if kind != START_OF_IMAGE:
+            at += int.from_bytes(data[at : at + 2], "big")
+        scans += kind == START_OF_SCAN
+    return scans > MAX_SCANS
 
 
 def decode(image: Image.Image, to_rgb: ToRgb) -> Image.Image:

@@ -7,6 +7,7 @@ import time
 import zlib
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -155,6 +156,16 @@ def test_a_jpeg_with_endless_scans_is_refused_and_a_usual_one_is_not() -> None:
 
     assert decoded(scans(progressive, 1)).size == (64, 64)
     assert "more than 32 scans" in refused(scans(progressive, 1000))
+
+
+def test_what_stands_behind_a_jpeg_or_in_its_head_is_none_of_its_scans() -> None:
+    """Phones put a film behind a picture, and all put a small one into its head."""
+    exif = Image.Exif()
+    exif[0x9286] = b"\xff\xda" * 1000
+    film = np.random.default_rng(1).bytes(3 << 20)
+    assert film.count(b"\xff\xda") > image.MAX_SCANS
+
+    assert decoded(picture(64, 64, "JPEG", exif=exif) + film).size == (64, 64)
 
 
 def test_a_bmp_that_python_would_have_to_unpack_is_refused() -> None:
