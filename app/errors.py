@@ -15,7 +15,8 @@ ServiceError
 │   ├── NotReady               503  not_ready
 │   ├── ShuttingDown           503  shutting_down
 │   └── EngineDead             503  engine_dead
-└── QueueTimeout               504  queue_timeout
+├── QueueTimeout               504  queue_timeout
+└── RequestTimeout             504  request_timeout
 
 StartError stands beside the tree: the service cannot start, and its message says what to change.
 """
@@ -164,6 +165,12 @@ class QueueTimeout(ServiceError):
     """Waited longer than ``queue_timeout_s`` for a window."""
 
     status, code = 504, "queue_timeout"
+
+
+class RequestTimeout(ServiceError):
+    """Not done within ``request_timeout_s``."""
+
+    status, code = 504, "request_timeout"
 
 
 class StartError(Exception):

@@ -109,6 +109,7 @@ def backend_args(settings: Settings) -> BackendArgs:
         "model": os.path.expanduser(settings.model) if settings.model.startswith("~") else settings.model,
         "served_model_name": settings.model_name,
         "batch_size": settings.batch_size,
+        "scheduling": settings.scheduling,
         "default_max_tokens": settings.default_max_tokens,
         "image_placeholder": settings.image_placeholder,
         "audio_placeholder": settings.audio_placeholder,

@@ -12,8 +12,8 @@ from typing import Any, Literal
 
 from app.timings import EngineStats, Stamps
 
-Release = Literal["full", "max_wait", "drain", "direct"]
-"""Why a window went; ``direct``: its one request was handed over by itself, which no answer calls a window."""
+Release = Literal["full", "max_wait", "drain", "rolling", "direct"]
+"""Why a window went. Its one request had room in the engine: ``rolling``; or ``direct``, which no answer tells of."""
 
 
 def new_id(prefix: str) -> str:
@@ -131,6 +131,7 @@ class Request:
         places: how much of ``max_queue_requests`` it takes: its ``n``.
         priority: lower goes first, as in vLLM.
         queue_timeout_s: the longest it may wait for a window, in seconds; None is no limit.
+        request_timeout_s: the longest it may take from receipt to its answer, in seconds; None is no limit.
         future: settled once, on the event loop, with an ``Answer`` or a ``ServiceError``.
         listener: told on the event loop of each part of the output as it comes, and whether it is the last, by a
             backend that streams.
@@ -142,6 +143,7 @@ class Request:
     queue_timeout_s: float | None
     stamps: Stamps
     future: "asyncio.Future[Answer]"
+    request_timeout_s: float | None = None
     listener: Callable[[Any, bool], None] | None = None
     id: str = field(default_factory=lambda: new_id("gen"))
 
@@ -160,6 +162,8 @@ class Window:
         dispatched: monotonic seconds when it went to the engine thread.
         offset: wall clock minus monotonic clock in seconds, measured for this window.
         ids: where the ids of windows come from, so that ``split`` can number its halves.
+        size: what answers tell as its size; 0: as many as it has requests. A request by itself tells how many were in
+            the engine when it was taken in, itself included.
     """
 
     id: int
@@ -168,6 +172,7 @@ class Window:
     dispatched: float
     offset: float
     ids: Iterator[int]
+    size: int = 0
 
     def split(self) -> "tuple[Window, Window]":
         """Two windows with ids of their own, each with half of the requests."""
@@ -180,7 +185,9 @@ class Window:
 
     def describe(self, position: int | None) -> dict[str, Any]:
         """The ``window`` object of the answer of the request at ``position``."""
-        return {"id": self.id, "size": len(self.requests), "position": position, "release": self.release}
+        size = self.size or len(self.requests)
+        position = None if self.release == "rolling" else position
+        return {"id": self.id, "size": size, "position": position, "release": self.release}
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +196,7 @@ class Outcome:
 
     request: Request
     window: Window
-    position: int
+    position: int | None
     result: Generation | Exception
 
 

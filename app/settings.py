@@ -46,8 +46,16 @@ class Settings(BaseSettings):
         description="`vllm_offline`: windows; `vllm_python`: each request by itself, tokens streamed as they are made; "
         "`fake` for development without a model.",
     )
+    scheduling: Literal["window", "rolling"] = Field(
+        "window",
+        description="`window`: one window after the other; `rolling`: the next request the moment one ends. With "
+        "`vllm_python` it has no effect.",
+    )
     batch_size: int = Field(
-        32, ge=1, le=65536, description="Most requests in one window; with `vllm_python` in the engine at once."
+        32,
+        ge=1,
+        le=65536,
+        description="Most requests in one window; with `rolling` and with `vllm_python` in the engine at once.",
     )
     max_wait_ms: float = Field(
         10,
@@ -114,6 +122,9 @@ class Settings(BaseSettings):
     max_body_bytes: int = Field(32 * 2**20, ge=1024, description="Largest body in bytes.")
     queue_timeout_s: float | None = Field(
         None, gt=0, allow_inf_nan=False, description="Longest wait for a window in seconds; none: no limit."
+    )
+    request_timeout_s: float | None = Field(
+        None, gt=0, allow_inf_nan=False, description="Longest time from receipt to answer in seconds; none: no limit."
     )
     drain_timeout_s: float = Field(
         25,

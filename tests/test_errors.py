@@ -82,6 +82,7 @@ def test_codes_are_those_of_the_documentation() -> None:
         "request_too_large": 413,
         "queue_full": 429,
         "queue_timeout": 504,
+        "request_timeout": 504,
         "generation_failed": 500,
         "internal_error": 500,
         "not_ready": 503,

@@ -44,6 +44,7 @@ def test_the_defaults_are_those_of_the_documentation() -> None:
         "model": "embedded:smollm2-135m",
         "served_model_name": None,
         "backend": "vllm_offline",
+        "scheduling": "window",
         "batch_size": 32,
         "max_wait_ms": 10,
         "engine_process": "auto",
@@ -68,6 +69,7 @@ def test_the_defaults_are_those_of_the_documentation() -> None:
         "max_batch_requests": 4096,
         "max_body_bytes": 32 * 1024 * 1024,
         "queue_timeout_s": None,
+        "request_timeout_s": None,
         "drain_timeout_s": 25,
         "keep_alive_s": 75,
         "api_key": (),
@@ -83,7 +85,9 @@ def test_the_defaults_are_those_of_the_documentation() -> None:
 def test_every_setting_has_an_option_a_variable_and_a_description(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     text = {"vllm_config": '{"a": 1}', "fake_config": '{"a": 1}', "api_key": "k", "root_path": "/a"}.get(name, "7")
     text = {"lora_modules": "a=/b", "allowed_media_networks": "10.0.0.0/8"}.get(name, text)
-    text = {"engine_process": "inline", "log_level": "debug", "log_format": "json"}.get(name, text)
+    text = {"engine_process": "inline", "scheduling": "rolling", "log_level": "debug", "log_format": "json"}.get(
+        name, text
+    )
     text = {"max_queue_requests": "5000", "max_body_bytes": "2048"}.get(name, text)
     from_option = load_settings([f"--{name.replace('_', '-')}", text])
     monkeypatch.setenv(f"BATCHSERVE_{name.upper()}", text)
@@ -154,6 +158,8 @@ def test_help_lists_every_option(capsys: pytest.CaptureFixture[str]) -> None:
         ("queue_timeout_s", "0"),
         ("queue_timeout_s", "nan"),
         ("queue_timeout_s", "none"),
+        ("request_timeout_s", "0"),
+        ("scheduling", "rolling "),
         ("drain_timeout_s", "-1"),
         ("drain_timeout_s", "inf"),
         ("keep_alive_s", "0"),

@@ -25,6 +25,7 @@ from app.errors import (
     NotReady,
     QueueFull,
     QueueTimeout,
+    RequestTimeout,
     RequestTooLarge,
     ServiceError,
     ShuttingDown,
@@ -45,6 +46,7 @@ ON_GENERATE: tuple[type[ServiceError], ...] = (
     ModelNotFound,
     GenerationFailed,
     QueueTimeout,
+    RequestTimeout,
 )
 ON_MODEL: tuple[type[ServiceError], ...] = (*WITH_KEY, ModelNotFound)
 

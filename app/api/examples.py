@@ -16,6 +16,7 @@ from app.errors import (
     NotReady,
     QueueFull,
     QueueTimeout,
+    RequestTimeout,
     RequestTooLarge,
     ServiceError,
     ShuttingDown,
@@ -316,6 +317,7 @@ _INFO = {
         "model": "embedded:smollm2-135m",
         "served_model_name": None,
         "backend": "vllm_offline",
+        "scheduling": "window",
         "batch_size": 32,
         "max_wait_ms": 10.0,
         "engine_process": "auto",
@@ -340,6 +342,7 @@ _INFO = {
         "max_batch_requests": 4096,
         "max_body_bytes": 33554432,
         "queue_timeout_s": None,
+        "request_timeout_s": None,
         "drain_timeout_s": 25.0,
         "keep_alive_s": 75,
         "root_path": "",
@@ -401,6 +404,7 @@ ERRORS: dict[type[ServiceError], ServiceError] = {
         ShuttingDown("the service is shutting down"),
         EngineDead("the engine thread has ended: SystemExit"),
         QueueTimeout("waited 0.5 s for a window"),
+        RequestTimeout("not done within 30.0 s"),
     )
 }
 """One of each kind that a documented route answers with."""

@@ -158,7 +158,8 @@ def batch_rest(
 ) -> dict[str, Any]:
     """What a `/batch` answer holds beside its rows."""
     responses = [row["response"] for row in rows if row["response"] is not None]
-    windows = {response["window"]["id"]: response["window"] for response in responses if response["window"]}
+    shown = [response["window"] for response in responses if response["window"]]
+    windows = {window["id"]: window for window in shown if window["release"] != "rolling"}  # there each row has its own
     times = timings.render_batch(
         received,
         timings.now(),

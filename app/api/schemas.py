@@ -12,7 +12,8 @@ MODEL_NAME = "Name of the model that is served: the setting `served_model_name`,
 LABEL = "The caller's own label, or `null`."
 RELEASE = (
     "Why the window went: it held `batch_size` requests (`full`), its oldest request had waited `max_wait_ms` "
-    "(`max_wait`), or the service was shutting down (`drain`)."
+    "(`max_wait`), or the service was shutting down (`drain`); `rolling`: the request went by itself, as soon as there "
+    "was room for it in the engine."
 )
 CREATED = "When the request came, in Unix seconds."
 
@@ -145,12 +146,15 @@ class Timings(Wire):
 
 
 class WindowInfo(Wire):
-    """The window that a request ran in."""
+    """The window that a request ran in; with `scheduling` `rolling` its own way through the engine."""
 
     id: int = Field(description="Number of the window since the service started, from 1.")
-    size: int = Field(description="How many requests ran in it.")
+    size: int = Field(
+        description="How many requests ran in it; with `rolling` how many were in the engine when it was taken in, "
+        "itself included."
+    )
     position: int | None = Field(description="Place of this request within it, from 0; `null` where there is none.")
-    release: Literal["full", "max_wait", "drain"] = Field(description=RELEASE)
+    release: Literal["full", "max_wait", "drain", "rolling"] = Field(description=RELEASE)
 
 
 class GenerateResponse(Wire):

@@ -80,15 +80,19 @@ def _chunks(bodies: Sequence[Work]) -> Iterator[list[Work]]:
 
 
 def _request(service: Service, body: Work, resolved: Resolved, received: float) -> Request:
-    limits = [limit for limit in (body.queue_timeout_s, service.settings.queue_timeout_s) if limit is not None]
     return Request(
         resolved=resolved,
         places=body.places,
         priority=body.priority or 0,
-        queue_timeout_s=min(limits, default=None),
+        queue_timeout_s=_shorter(body.queue_timeout_s, service.settings.queue_timeout_s),
+        request_timeout_s=_shorter(body.request_timeout_s, service.settings.request_timeout_s),
         stamps=Stamps(received),
         future=asyncio.get_running_loop().create_future(),
     )
+
+
+def _shorter(*limits: float | None) -> float | None:
+    return min((limit for limit in limits if limit is not None), default=None)
 
 
 async def unless_gone(work: Awaitable[T], receive: Receive) -> T:

@@ -13,7 +13,9 @@ class BackendArgs(BaseModel):
     Attributes:
         model: a Hugging Face id or a folder.
         served_model_name: the name that answers carry and that a request's ``model`` must equal.
-        batch_size: most requests in one window.
+        batch_size: most requests in one window, or in the engine at once.
+        scheduling: ``window`` gives windows to the engine one after the other; ``rolling`` gives it the next request
+            the moment one ends.
         request_format: ``plain``, ``default-template``, a template file or an inline template.
         default_max_tokens: tokens to generate where neither request nor model says how many.
         image_placeholder: marks an image in ``plain`` text.
@@ -26,6 +28,7 @@ class BackendArgs(BaseModel):
     model: str
     served_model_name: str
     batch_size: int = Field(32, ge=1)
+    scheduling: Literal["window", "rolling"] = "window"
     request_format: str = "default-template"
     default_max_tokens: int = Field(256, ge=1)
     image_placeholder: str = "<image>"

@@ -9,7 +9,7 @@ import multiprocessing
 import os
 import threading
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from app.backends.grammar import GrammarChecker
 from app.backends.media import PROCESSOR_CACHE_GB, MediaRenderer, to_rgb
 from app.backends.memory import check_memory
 from app.backends.model_files import ModelFiles, find_model
-from app.backends.openai import AnswerSide, check_parsers, structured_outputs_of
+from app.backends.openai import AnswerSide, StreamSide, check_parsers, structured_outputs_of
 from app.backends.packages import is_cpu_build, versions
 from app.backends.places import check_shared_memory
 from app.backends.registry import Backend
@@ -187,6 +187,8 @@ class VLLMBackendBase(Backend):
             self._loader = MediaLoader(self._media_limits(), self._renderer.audio_rate_hz, to_rgb)
         self.resolution.use_vllm_config(vllm_config, self._renderer)
         self._answers = AnswerSide(vllm_config, self.resolution.new_tokenizer(), self.args)
+        if not self.takes_windows:
+            self._streams = StreamSide(vllm_config, self.resolution.new_tokenizer(), self.args)
 
     def _check_placeholders(self, renderer: MediaRenderer) -> None:
         """Tell of a setting for ``plain`` that would have every image or audio refused."""
@@ -402,6 +404,12 @@ class VLLMBackendBase(Backend):
 
     def _shape(self, answers: Sequence[Answer], head: AnswerHead) -> dict[str, Any]:
         return self._answers.answer([(answer.request.resolved, answer.generation.raw) for answer in answers], head)
+
+    def stream(
+        self, prompts: Sequence[Resolved], outputs: AsyncIterator[tuple[int, Any]], head: AnswerHead
+    ) -> AsyncGenerator[bytes, None]:
+        """As the base class has it; by vLLM's own makers of chunks."""
+        return self._streams.chunks(prompts, outputs, head)
 
     # --- what it tells of itself
 

@@ -61,7 +61,8 @@ class FakeBackend(Backend):
 
     def __init__(self, args: FakeArgs) -> None:
         super().__init__(args)
-        self.takes_windows = not args.streams
+        self.takes_windows = args.scheduling == "window" and not args.streams
+        self.release = "direct" if args.streams else "rolling"
         self.windows_run: list[int] = []
         """How many requests each run held, re-runs included."""
 

@@ -37,20 +37,21 @@ def run_isolated(
         raise
     except Exception as error:
         logger.warning("window %d of %d failed: %s: %s", window.id, len(window.requests), type(error).__name__, error)
-        recover()
-        return _after_failure(window, error, run, recover)
+        return run_again(window, error, run, recover)
     return [
         Outcome(request, window, position, result)
         for position, (request, result) in enumerate(zip(window.requests, results, strict=True))
     ]
 
 
-def _after_failure(
+def run_again(
     window: Window,
     error: Exception,
     run: Callable[[Window], list[Generation | Exception]],
     recover: Callable[[], None],
 ) -> list[Outcome]:
+    """As ``run_isolated``, for a window that has raised ``error`` already."""
+    recover()
     if isinstance(error, WindowMismatch) or len(window.requests) == 1:
         failure = error if isinstance(error, InvalidRequest) else GenerationFailed(f"the engine failed: {error}")
         return [Outcome(request, window, at, copy.copy(failure)) for at, request in enumerate(window.requests)]

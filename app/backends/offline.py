@@ -1,33 +1,49 @@
 """``VLLMOfflineBackend``: builds, uses and closes one vLLM ``LLM`` on one named thread."""
 
+import asyncio
+import contextlib
 import logging
 from collections.abc import Sequence
 from typing import Any
 
 from app.backends.args import VLLMOfflineArgs
 from app.backends.base import VLLMBackendBase
-from app.backends.isolation import WindowMismatch, run_isolated
+from app.backends.isolation import WindowMismatch, run_again, run_isolated
 from app.backends.outputs import to_generation, to_prompt
 from app.backends.registry import Backend
+from app.backends.rolling import Admission, Rolling
 from app.errors import EngineDead, InvalidRequest
 from app.request import Generation, Outcome, Request, Window
 
 logger = logging.getLogger(__name__)
 
 
+MAX_AHEAD = 16
+"""So many requests wait on the engine thread at most: they are taken in before the event loop hears of free room."""
+
+
 @Backend.register("vllm_offline")
 class VLLMOfflineBackend(VLLMBackendBase):
-    """Windows through ``LLM.generate()``, with every request's statistics."""
+    """Windows through ``LLM.generate()``, or one request the moment another ends, with every request's statistics."""
 
     args: VLLMOfflineArgs
+    release = "rolling"
 
     def __init__(self, args: VLLMOfflineArgs) -> None:
         super().__init__(args)
+        self.takes_windows = args.scheduling == "window"
         self._llm: Any = None
+        self._rolling: Rolling | None = None
 
     @property
     def _engine(self) -> Any:
         return self._llm.llm_engine
+
+    @property
+    def max_in_flight(self) -> int:
+        """Those in the engine, and a few behind them."""
+        size = self.args.batch_size
+        return size + min(MAX_AHEAD, max(2, size // 4))
 
     def _build(self, values: dict[str, Any]) -> None:
         self._llm = _llm_class()(**values)
@@ -35,6 +51,10 @@ class VLLMOfflineBackend(VLLMBackendBase):
     def _open(self) -> None:
         super()._open()
         self._warn_of_small_engine()
+        if not self.takes_windows:
+            self._rolling = Rolling(
+                self._engine, self.args.batch_size, self._run_again, self._report_death, self._tell_loop
+            )
 
     def _warn_of_small_engine(self) -> None:
         max_num_seqs = int(self._engine.vllm_config.scheduler_config.max_num_seqs)
@@ -55,6 +75,32 @@ class VLLMOfflineBackend(VLLMBackendBase):
 
     async def _remove_adapter(self, number: int) -> None:
         await self._thread.call(self._engine.remove_lora, number)
+
+    async def generate(self, window: Window) -> list[Outcome]:
+        """As the base class has it; a request by itself is aborted in the engine when this is cancelled."""
+        if self._rolling is None:
+            return await super().generate(window)
+        (request,) = window.requests
+        admission = Admission(request, window, asyncio.get_running_loop().create_future())
+        self._thread.post(self._rolling.admit, admission)
+        try:
+            return [await admission.future]
+        except asyncio.CancelledError:
+            with contextlib.suppress(EngineDead):
+                self._thread.post(self._rolling.withdraw, admission)
+            raise
+
+    def _advance(self) -> bool:
+        return self._rolling is not None and self._rolling.advance()
+
+    def _tell_loop(self, told: list[tuple[Admission, Any]]) -> None:
+        """One hop for what a step has made."""
+        assert self._loop is not None
+        with contextlib.suppress(RuntimeError):  # the event loop has ended before the engine
+            self._loop.call_soon_threadsafe(_take, told)
+
+    def _run_again(self, window: Window, error: Exception) -> list[Outcome]:
+        return run_again(window, error, self._generate, self._empty_engine)
 
     def _run(self, window: Window) -> list[Outcome]:
         if self._llm is None:
@@ -125,6 +171,11 @@ class VLLMOfflineBackend(VLLMBackendBase):
         llm, self._llm = self._llm, None
         if llm is not None:
             llm.llm_engine.engine_core.shutdown()
+
+
+def _take(told: list[tuple[Admission, Any]]) -> None:
+    for admission, what in told:
+        admission.take(what)
 
 
 def _llm_class() -> Any:

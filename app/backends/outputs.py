@@ -51,10 +51,11 @@ def _to_output(part: Any, logprobs: int | None) -> Output:
 
 
 class Parts:
-    """The parts of a streamed output put together, as far as counts and ends go: its text has gone out already."""
+    """The parts of a streamed output put together; they have gone out already."""
 
     def __init__(self) -> None:
         self._ids: dict[int, list[int]] = {}
+        self._texts: dict[int, str] = {}
         self._ends: dict[int, tuple[Any, Any]] = {}
         self._last: Any = None
         self._cached_tokens: int | None = None
@@ -66,8 +67,20 @@ class Parts:
         self._last = output
         for part in output.outputs:
             self._ids.setdefault(part.index, []).extend(part.token_ids)
+            self._texts[part.index] = self._texts.get(part.index, "") + part.text
             if part.finish_reason is not None:
                 self._ends[part.index] = (part.finish_reason, part.stop_reason)
+
+    def rest(self, output: Any) -> Any:
+        """Of the whole output of a second run: what has not gone out yet; None when it says something else."""
+        output.outputs = [part for part in output.outputs if part.index not in self._ends]
+        for part in output.outputs:
+            ids, text = self._ids.get(part.index, []), self._texts.get(part.index, "")
+            if list(part.token_ids[: len(ids)]) != ids or not part.text.startswith(text):
+                return None
+            part.token_ids, part.text = part.token_ids[len(ids) :], part.text[len(text) :]
+            part.logprobs = part.logprobs and part.logprobs[len(ids) :]
+        return output
 
     def generation(self, request: Request) -> Generation | Exception:
         """What they were the parts of; an undocumented end is an error of this request."""

@@ -6,16 +6,15 @@ It is used on the event loop: its engine core is a process of its own.
 
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from typing import Any
 
 from app.backends.args import VLLMPythonArgs
 from app.backends.base import VLLMBackendBase
-from app.backends.openai import StreamSide
 from app.backends.outputs import Parts, to_generation, to_prompt
 from app.backends.registry import Backend
 from app.errors import EngineDead, GenerationFailed, InvalidRequest
-from app.request import AnswerHead, Generation, Outcome, Request, Resolved, Window, new_id
+from app.request import Generation, Outcome, Request, Window, new_id
 
 logger = logging.getLogger(__name__)
 
@@ -40,15 +39,15 @@ class VLLMPythonBackend(VLLMBackendBase):
         """As many sequences as the engine runs at once: what waits, waits here, where it is counted and taken back."""
         return int(self._llm.vllm_config.scheduler_config.max_num_seqs)
 
+    def has_room(self, request: Request, running_requests: int, running_places: int) -> bool:
+        """By places, each of which is a sequence."""
+        return running_places + request.places <= self.max_in_flight
+
     def _build(self, values: dict[str, Any]) -> None:
         from vllm.engine.arg_utils import AsyncEngineArgs
         from vllm.v1.engine.async_llm import AsyncLLM
 
         self._llm = AsyncLLM.from_engine_args(AsyncEngineArgs(**values))
-
-    def _use_vllm_config(self, vllm_config: Any) -> None:
-        super()._use_vllm_config(vllm_config)
-        self._streams = StreamSide(vllm_config, self.resolution.new_tokenizer(), self.args)
 
     async def _generated(self, prompt: dict[str, Any], params: Any, adapter: Any) -> Any:
         return [output async for output in self._outputs(prompt, params, lora_request=adapter)][-1]
@@ -108,12 +107,6 @@ class VLLMPythonBackend(VLLMBackendBase):
         except Exception as error:
             cause = error.__cause__ or error
             raise GenerationFailed(f"the engine failed: {type(cause).__name__}: {cause}") from error
-
-    def stream(
-        self, prompts: Sequence[Resolved], outputs: AsyncIterator[tuple[int, Any]], head: AnswerHead
-    ) -> AsyncGenerator[bytes, None]:
-        """As the base class has it; by vLLM's own makers of chunks."""
-        return self._streams.chunks(prompts, outputs, head)
 
     def _close(self) -> None:
         super()._close()

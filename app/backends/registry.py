@@ -12,7 +12,7 @@ from app.backends.args import BackendArgs
 from app.backends.thread import EngineThread
 from app.errors import ContextLengthExceeded, EngineDead, InvalidRequest, ModelNotFound, ServiceError
 from app.prompts.openai import OpenAIPrompt, Work
-from app.request import Answer, AnswerHead, Outcome, Resolved, ServedModel, Window
+from app.request import Answer, AnswerHead, Outcome, Release, Request, Resolved, ServedModel, Window
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -26,10 +26,12 @@ class Backend(ABC):
 
     Attributes:
         takes_windows: whether one window at a time goes through the engine. Else each request is a window of its own,
-            ``max_in_flight`` of them at once, and its outputs are told to its listener as they come (``stream``).
+            as many at once as ``has_room`` says, and its outputs are told to its listener as they come (``stream``).
+        release: why a request that is a window of its own goes.
     """
 
     takes_windows: bool = True
+    release: Release = "direct"
     registry: "ClassVar[dict[str, type[Backend]]]" = {}  # noqa: RUF012 -- quoted: the class is not there yet
 
     @classmethod
@@ -57,7 +59,7 @@ class Backend(ABC):
         self.args = args
         self.death: asyncio.Future[str] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread = EngineThread("engine", on_death=self._report_death)
+        self._thread = EngineThread("engine", on_death=self._report_death, advance=self._advance)
         self._resolver = ThreadPoolExecutor(max_workers=1, thread_name_prefix="resolve")
         self._shaper = ThreadPoolExecutor(max_workers=1, thread_name_prefix="shape")
         self._is_open = False
@@ -210,8 +212,16 @@ class Backend(ABC):
 
     @property
     def max_in_flight(self) -> int:
-        """Places that may be in the engine at once, where it takes no windows; known once open."""
+        """Requests that are handed over at once, where the engine takes no windows; known once open."""
         return self.args.batch_size
+
+    def has_room(self, request: Request, running_requests: int, running_places: int) -> bool:
+        """Whether a request may be handed over beside those that have been, by their number and their places."""
+        return running_requests < self.max_in_flight
+
+    def _advance(self) -> bool:
+        """Work on the engine thread between two calls; whether there is more of it."""
+        return False
 
     @abstractmethod
     def info(self) -> dict[str, Any]:

@@ -47,9 +47,16 @@ class EngineThread:
     A daemon thread: a call that never returns must not keep the process. Should the thread end in
     any other way than by ``close``, the call it was in and those queued behind it get
     ``EngineDead`` and ``on_death`` hears the reason.
+
+    Args:
+        name: of the thread.
+        on_death: told why the thread has ended, when nobody closed it.
+        advance: work that goes on between calls: called over and over, until it returns False (there is nothing to
+            do before the next call) or a call comes.
     """
 
-    def __init__(self, name: str, on_death: Callable[[str], None]) -> None:
+    def __init__(self, name: str, on_death: Callable[[str], None], advance: Callable[[], bool] = lambda: False) -> None:
+        self._advance = advance
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
         self._on_death = on_death
         self._lock = threading.Lock()
@@ -78,13 +85,21 @@ class EngineThread:
         Raises:
             EngineDead: the thread has ended, or ends within the call.
         """
+        result: T = await self.post(function, *args)
+        return result
+
+    def post(self, function: Callable[..., T], *args: Any) -> "asyncio.Future[T]":
+        """As ``call``; for who need not wait for the result.
+
+        Raises:
+            EngineDead: the thread has ended.
+        """
         job = _Job(function, args, asyncio.get_running_loop().create_future())
         with self._lock:
             if self._is_over:
                 raise EngineDead("the engine thread has ended")
             self._jobs.put(job)
-        result: T = await job.future
-        return result
+        return job.future
 
     def end(self) -> None:
         """End the thread behind the queued calls, without waiting for it."""
@@ -113,12 +128,17 @@ class EngineThread:
 
     def _work(self) -> None:
         try:
-            while (job := self._jobs.get()) is not None:
+            while (job := self._next_job()) is not None:
                 self._run(job)
             reason = None
         except BaseException as error:
             reason = f"the engine thread has ended: {type(error).__name__}: {error}"
         self._end(reason)
+
+    def _next_job(self) -> _Job | None:
+        while self._jobs.empty() and self._advance():
+            pass
+        return self._jobs.get()
 
     def _run(self, job: _Job) -> None:
         """One call. What is no ``Exception`` (SystemExit and the like) ends the thread."""

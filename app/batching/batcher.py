@@ -21,6 +21,7 @@ from app.errors import (
     GenerationFailed,
     QueueFull,
     QueueTimeout,
+    RequestTimeout,
     RequestTooLarge,
     ServiceError,
     ShuttingDown,
@@ -180,6 +181,8 @@ class Batcher:
 
     def _add(self, request: Request) -> None:
         timer = None
+        if request.request_timeout_s is not None:
+            _limit_time(request, request.request_timeout_s)
         if request.queue_timeout_s is not None:
             left_s = timings.remaining(request.stamps.received, request.queue_timeout_s)
             timer = asyncio.get_running_loop().call_later(left_s, self._expire, request)
@@ -243,11 +246,14 @@ class Batcher:
                 request = self._next_by_rank()
                 if request.future.done():
                     self._remove(request)  # its caller has gone within this turn of the loop
-                elif self._running and self._backend.max_in_flight - self._running_places < request.places:
+                elif self._running and not self._has_room(request):
                     break
                 else:
                     return request
             await self._wake.wait()
+
+    def _has_room(self, request: Request) -> bool:
+        return self._backend.has_room(request, len(self._running), self._running_places)
 
     def _next_by_rank(self) -> Request:
         """By (priority, age); once in a round of the engine's places age alone decides, so that none starves."""
@@ -258,7 +264,7 @@ class Batcher:
     def _hand_over(self, request: Request) -> None:
         """Run a request by itself; should its caller go, it is aborted."""
         self._handed_over += 1
-        task = asyncio.create_task(self._run_window(self._window("direct", [request])))
+        task = asyncio.create_task(self._run_window(self._window(self._backend.release, [request])))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         request.future.add_done_callback(partial(_cancel, task))
@@ -298,6 +304,7 @@ class Batcher:
     def _count_window(self, reason: Release, chosen: Sequence[Request], dispatched: float) -> None:
         if reason != "direct":
             self._metrics.releases.labels(reason).inc()
+        if self._backend.takes_windows:
             self._metrics.window_size.observe(len(chosen))
             self._metrics.window_fill.observe(len(chosen) / self._limits.batch_size)
         for request in chosen:
@@ -332,7 +339,7 @@ class Batcher:
             if isinstance(outcome.result, Exception):
                 request.future.set_exception(outcome.result)
             else:
-                shown = outcome.window if self._backend.takes_windows else None
+                shown = None if outcome.window.release == "direct" else outcome.window
                 request.future.set_result(Answer(request, outcome.result, shown, outcome.position))
 
     @staticmethod
@@ -368,6 +375,14 @@ def _check_room(unit: str, asked: int, held: int, limit: int) -> None:
         raise RequestTooLarge(f"{asked} {unit} are asked for and the queue takes {limit}", limit=limit)
     if held + asked > limit:
         raise QueueFull(f"the queue holds {held} of {limit} {unit}", queue_depth=held, limit=limit)
+
+
+def _limit_time(request: Request, limit_s: float) -> None:
+    """End a request that is not done in time; what runs by itself is then aborted in the engine."""
+    late = RequestTimeout(f"not done within {limit_s} s")
+    left_s = timings.remaining(request.stamps.received, limit_s)
+    timer = asyncio.get_running_loop().call_later(left_s, _refuse, request, late)
+    request.future.add_done_callback(lambda _: timer.cancel())
 
 
 def _cancel(task: "asyncio.Task[None]", _: object) -> None:

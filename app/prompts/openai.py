@@ -462,6 +462,7 @@ class OpenAIPrompt:
     param: str
 
     queue_timeout_s = None
+    request_timeout_s = None
 
     @property
     def model(self) -> str | None:

@@ -340,6 +340,12 @@ class OptionFields(StrictModel):
         description="Longest wait for a window in seconds, counted from receipt. Default: the service's setting of "
         "that name, which it may only shorten.",
     )
+    request_timeout_s: FiniteFloat | None = Field(
+        None,
+        gt=0,
+        description="Longest time from receipt to the answer in seconds. Default: the service's setting of that name, "
+        "which it may only shorten.",
+    )
     return_token_ids: bool | None = Field(False, description="Fill `token_ids` of the outputs. Default: false.")
 
 

@@ -37,7 +37,7 @@ def service(it: House, resolve: Resolve = resolve_each, queue_timeout_s: float |
         return await found if asyncio.iscoroutine(found) else found
 
     backend = SimpleNamespace(resolve=resolve_on_a_thread, calls=calls)
-    settings = SimpleNamespace(queue_timeout_s=queue_timeout_s)
+    settings = SimpleNamespace(queue_timeout_s=queue_timeout_s, request_timeout_s=queue_timeout_s)
     parts = SimpleNamespace(
         batcher=it.batcher, backend=backend, metrics=it.metrics, settings=settings, lifecycle=it.lifecycle
     )

@@ -10,7 +10,7 @@ from app.batching.batcher import Batcher
 from app.batching.window import WindowLimits
 from app.lifecycle import Lifecycle
 from app.metrics import Metrics
-from app.request import Answer, Generation, Outcome, Output, Request, Resolved, Window
+from app.request import Answer, Generation, Outcome, Output, Release, Request, Resolved, Window
 from app.timings import Stamps, now
 
 BOUND_S = 5.0
@@ -58,6 +58,7 @@ class BackendDouble:
     """
 
     takes_windows = True
+    release: Release = "direct"
     max_in_flight = 4
 
     def __init__(self) -> None:
@@ -68,6 +69,9 @@ class BackendDouble:
         self.act: Callable[[Window], list[Outcome]] = outcomes
         self.inside = 0
         self.most_inside = 0
+
+    def has_room(self, request: Request, running_requests: int, running_places: int) -> bool:
+        return running_places + request.places <= self.max_in_flight
 
     async def generate(self, window: Window) -> list[Outcome]:
         self.inside += 1

@@ -11,7 +11,7 @@ from app.models import embedded
 from app.settings import Settings
 from tests.engine import models
 from tests.engine.inline import Inline, TheEngine
-from tests.engine.process import Remote, ServiceProcess, service_process, the_python_service
+from tests.engine.process import Remote, ServiceProcess, rolling_service, service_process, the_python_service
 
 # Read by vLLM and torch on being imported, which happens when the first engine is built.
 os.environ.update(
@@ -89,3 +89,11 @@ async def python(
     service = the_python_service(pytestconfig, tmp_path_factory.mktemp("python"), tiny_model)
     async with service.client() as client:
         yield Remote(client, service)
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def rolling(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> AsyncIterator[Remote]:
+    """The tiny model behind `vllm_offline` with `scheduling: rolling`; shared by all tests of a run."""
+    with rolling_service(tmp_path_factory.mktemp("rolling"), tiny_model, "--tool-call-parser", "hermes") as service:
+        async with service.wait_ready().client() as client:
+            yield Remote(client, service, "vllm_offline")

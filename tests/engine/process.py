@@ -168,12 +168,19 @@ class Remote(Caller):
 
     client: httpx.AsyncClient
     process: ServiceProcess
+    kind: str = "vllm_python"
 
 
 def python_service(folder: Path, model: Path, *arguments: str) -> AbstractContextManager[ServiceProcess]:
     """``vllm_python`` with the settings above, ended with all it has started."""
     options = ("--backend", "vllm_python", "--served-model-name", "tiny", *arguments)
     return service_process(folder, model, "auto", *options, **PYTHON_CONFIG)
+
+
+def rolling_service(folder: Path, model: Path, *arguments: str) -> AbstractContextManager[ServiceProcess]:
+    """``vllm_offline`` with ``scheduling: rolling`` and the settings above, ended with all it has started."""
+    options = ("--scheduling", "rolling", "--served-model-name", "tiny", "--batch-size", "64", *arguments)
+    return service_process(folder, model, "inline", *options, **PYTHON_CONFIG)
 
 
 _running: list[ServiceProcess] = []

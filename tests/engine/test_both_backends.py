@@ -1,7 +1,8 @@
-"""One table of behaviour, to which both backends on vLLM are held: with the real tiny model, in float32.
+"""One table of behaviour, to which both backends on vLLM and both ways of scheduling are held.
 
-`vllm_offline` runs in the test process, `vllm_python` in a process of its own. What `vllm_offline` does is shown
-elsewhere; here the same body gets the same answer from both, and only `window` differs.
+With the real tiny model, in float32. `vllm_offline` with its windows runs in the test process; `vllm_python`, and
+`vllm_offline` with `scheduling: rolling`, each in a process of its own. What the first does is shown elsewhere; here
+the same body gets the same answer from another, and only `window` differs.
 """
 
 import asyncio
@@ -15,6 +16,7 @@ from typing import Any
 import httpx
 import psutil
 import pytest
+import pytest_asyncio
 
 from app.errors import EngineDead
 from app.main import stop
@@ -90,16 +92,24 @@ def windows_in(value: Any) -> list[Any]:
     return [w for name, one in value.items() for w in ([one] if name == "window" else windows_in(one))]
 
 
-async def same(offline: Caller, python: Caller, route: str, sent: Any) -> tuple[int, Any]:
-    """Status and answer of a body that both must answer alike; those of the streaming backend."""
-    (one_status, one), (other_status, other) = [await caller.post(route, sent) for caller in (offline, python)]
+@pytest_asyncio.fixture(loop_scope="session", params=["vllm_python", "rolling"])
+async def other(request: pytest.FixtureRequest, python: Remote, rolling: Remote) -> Remote:
+    """Who is compared with the windows of `vllm_offline`."""
+    return python if request.param == "vllm_python" else rolling
 
-    assert one_status == other_status, (one, other)
-    assert differences(shared(one), shared(other)) == []
+
+async def same(windows: Caller, other: Remote, route: str, sent: Any) -> tuple[int, Any]:
+    """Status and answer of a body that both must answer alike; those of the second."""
+    (one_status, one), (other_status, answer) = [await caller.post(route, sent) for caller in (windows, other)]
+
+    assert one_status == other_status, (one, answer)
+    assert differences(shared(one), shared(answer)) == []
     assert None not in windows_in(one)
-    assert [window for window in windows_in(other) if window is not None] == []
-    assert len(windows_in(one)) == len(windows_in(other))
-    return other_status, other
+    assert len(windows_in(one)) == len(windows_in(answer))
+    for window in windows_in(answer):
+        assert window is None or (window["release"], window["position"]) == ("rolling", None)
+        assert (window is None) == (other.kind == "vllm_python")
+    return other_status, answer
 
 
 # --- /generate ---
@@ -166,14 +176,13 @@ SAMPLING: dict[str, Json] = {
 
 
 @pytest.mark.parametrize("name", [*PROMPTS, *SAMPLING])
-async def test_a_request_gets_the_same_text(inline: Inline, python: Remote, name: str) -> None:
+async def test_a_request_gets_the_same_text(inline: Inline, other: Remote, name: str) -> None:
     fields = {**PROMPTS, **SAMPLING}[name]
     sent = {key: value for key, value in body(**fields).items() if value is not None}
-    status, answer = await same(inline, python, "/generate", sent)
+    status, answer = await same(inline, other, "/generate", sent)
 
     assert status == 200, answer
     assert len(answer["outputs"]) == fields.get("n", 1)
-    assert answer["window"] is None
     tokens = answer["usage"]["completion_tokens"]
     check_timings(answer["timings"], tokens, outputs=len(answer["outputs"]))
     if fields.get("return_token_ids", True):
@@ -220,9 +229,9 @@ WRONG_PROMPTS: list[tuple[Json, str, str | None]] = [
 
 @pytest.mark.parametrize(("fields", "code", "param"), WRONG_PROMPTS, ids=lambda value: str(value)[:60])
 async def test_a_wrong_prompt_gets_the_same_refusal(
-    inline: Inline, python: Remote, fields: Json, code: str, param: str | None
+    inline: Inline, other: Remote, fields: Json, code: str, param: str | None
 ) -> None:
-    _, answer = await same(inline, python, "/generate", fields)
+    _, answer = await same(inline, other, "/generate", fields)
     check_error_object(answer["error"])
     assert answer["error"]["code"] == code
     assert param is None or answer["error"]["param"].startswith(param)
@@ -230,9 +239,9 @@ async def test_a_wrong_prompt_gets_the_same_refusal(
 
 @pytest.mark.parametrize(("fields", "param"), WRONG_SAMPLING, ids=lambda value: short(value))
 async def test_a_setting_out_of_its_bounds_gets_the_same_refusal(
-    inline: Inline, python: Remote, fields: Json, param: str
+    inline: Inline, other: Remote, fields: Json, param: str
 ) -> None:
-    status, answer = await same(inline, python, "/generate", {"prompt": "Hi", "max_tokens": 2, **fields})
+    status, answer = await same(inline, other, "/generate", {"prompt": "Hi", "max_tokens": 2, **fields})
     assert (status, answer["error"]["code"]) == (400, "invalid_request")
     assert answer["error"]["param"].split(".")[0] == param
 
@@ -242,8 +251,8 @@ NO_BODIES = [b"", b"{", b"[]", b"5", b'{"prompt": NaN}', b'{"prompt": "\\ud800"}
 
 @pytest.mark.parametrize("route", ["/generate", "/batch", COMPLETIONS, CHAT])
 @pytest.mark.parametrize("raw", NO_BODIES, ids=str)
-async def test_what_is_no_body_gets_the_same_refusal(inline: Inline, python: Remote, route: str, raw: bytes) -> None:
-    status, answer = await same(inline, python, route, raw)
+async def test_what_is_no_body_gets_the_same_refusal(inline: Inline, other: Remote, route: str, raw: bytes) -> None:
+    status, answer = await same(inline, other, route, raw)
     assert status == 400
     check_error_object(answer["error"])
 
@@ -277,8 +286,8 @@ BATCHES: dict[str, Json] = {
 
 
 @pytest.mark.parametrize("name", list(BATCHES))
-async def test_a_batch_gets_the_same_rows(inline: Inline, python: Remote, name: str) -> None:
-    status, answer = await same(inline, python, "/batch", BATCHES[name])
+async def test_a_batch_gets_the_same_rows(inline: Inline, other: Remote, name: str) -> None:
+    status, answer = await same(inline, other, "/batch", BATCHES[name])
     if name == "rows of all kinds":
         statuses = [200, 200, 400, 200, 400, 400, 404, 400, 200, 400]
         assert [row["status"] for row in answer["results"]] == statuses
@@ -286,9 +295,9 @@ async def test_a_batch_gets_the_same_rows(inline: Inline, python: Remote, name: 
     assert (status == 200) == ("results" in answer)
 
 
-async def test_rows_that_come_as_they_finish_are_the_same(inline: Inline, python: Remote) -> None:
+async def test_rows_that_come_as_they_finish_are_the_same(inline: Inline, other: Remote) -> None:
     found = []
-    for caller in (inline, python):
+    for caller in (inline, other):
         headers = {"accept": "application/x-ndjson"}
         answer = await caller.client.post("/batch", json=BATCHES["rows of all kinds"], headers=headers)
         lines = [strict_json(line) for line in answer.content.splitlines() if line]
@@ -302,8 +311,8 @@ async def test_rows_that_come_as_they_finish_are_the_same(inline: Inline, python
 
 
 @pytest.mark.parametrize(("route", "fields"), ALL, ids=lambda value: str(value)[:80])
-async def test_openais_routes_give_the_same_answer(inline: Inline, python: Remote, route: str, fields: Json) -> None:
-    status, answer = await same(inline, python, route, body_for(route, fields))
+async def test_openais_routes_give_the_same_answer(inline: Inline, other: Remote, route: str, fields: Json) -> None:
+    status, answer = await same(inline, other, route, body_for(route, fields))
     assert status == 200, answer
 
 
@@ -317,14 +326,14 @@ WRONG = [(route, fields) for route, fields in wrong_bodies() if not _is_of_tools
 
 @pytest.mark.parametrize(("route", "fields"), WRONG, ids=lambda value: str(value)[:80])
 async def test_openais_routes_refuse_alike_streamed_or_not(
-    inline: Inline, python: Remote, route: str, fields: Json
+    inline: Inline, other: Remote, route: str, fields: Json
 ) -> None:
     sent = body_for(route, fields)
-    status, answer = await same(inline, python, route, sent)
+    status, answer = await same(inline, other, route, sent)
     assert status >= 400
     check_error_object(answer["error"])
     if "stream" not in fields and "stream_options" not in fields:
-        streamed = await python.client.post(route, json={**sent, "stream": True})
+        streamed = await other.client.post(route, json={**sent, "stream": True})
         assert streamed.headers["content-type"].startswith("application/json")
         assert (streamed.status_code, strict_json(streamed.content)) == (status, answer)
 
@@ -333,31 +342,36 @@ async def test_openais_routes_refuse_alike_streamed_or_not(
 
 
 @pytest.mark.parametrize("route", ["/v1/models", "/v1/models/tiny", "/v1/models/other", "/nothing", "/generate"])
-async def test_other_routes_answer_alike(inline: Inline, python: Remote, route: str) -> None:
-    one, other = [await caller.client.get(route) for caller in (inline, python)]
-    assert one.status_code == other.status_code
-    assert differences(shared(one.json()), shared(other.json())) == []
+async def test_other_routes_answer_alike(inline: Inline, other: Remote, route: str) -> None:
+    one, another = [await caller.client.get(route) for caller in (inline, other)]
+    assert one.status_code == another.status_code
+    assert differences(shared(one.json()), shared(another.json())) == []
 
 
 @pytest.mark.parametrize("route", ["/livez", "/readyz", "/health"])
-async def test_both_are_ready(inline: Inline, python: Remote, route: str) -> None:
-    assert [(await caller.client.get(route)).status_code for caller in (inline, python)] == [200, 200]
+async def test_both_are_ready(inline: Inline, other: Remote, route: str) -> None:
+    assert [(await caller.client.get(route)).status_code for caller in (inline, other)] == [200, 200]
 
 
-async def test_both_tell_the_same_of_themselves(inline: Inline, python: Remote) -> None:
-    one, other = [(await caller.client.get("/info")).json() for caller in (inline, python)]
-    for part in (*one, *other):
-        assert type(one[part]) is type(other[part]), part
+async def test_both_tell_the_same_of_themselves(inline: Inline, other: Remote) -> None:
+    one, another = [(await caller.client.get("/info")).json() for caller in (inline, other)]
+    for part in (*one, *another):
+        assert type(one[part]) is type(another[part]), part
     for part in ("backend", "limits", "settings", "versions"):
-        assert one[part].keys() == other[part].keys(), part
-    assert [info["backend"]["kind"] for info in (one, other)] == ["vllm_offline", "vllm_python"]
-    assert [info["backend"]["engine_process"] for info in (one, other)] == ["inline", "separate"]
+        assert one[part].keys() == another[part].keys(), part
+    is_python = other.kind == "vllm_python"
+    assert [info["backend"]["kind"] for info in (one, another)] == ["vllm_offline", other.kind]
+    assert [info["settings"]["scheduling"] for info in (one, another)] == [
+        "window",
+        "window" if is_python else "rolling",
+    ]
+    assert another["backend"]["engine_process"] == ("separate" if is_python else "inline")
 
 
-async def test_both_have_the_same_metrics(inline: Inline, python: Remote) -> None:
-    await same(inline, python, "/generate", body())
+async def test_both_have_the_same_metrics(inline: Inline, other: Remote) -> None:
+    await same(inline, other, "/generate", body())
     found = []
-    for caller in (inline, python):
+    for caller in (inline, other):
         lines = (await caller.client.get("/metrics")).text.splitlines()
         names = {line.split()[2] for line in lines if line.startswith("# TYPE ")}
         found.append({name for name in names if name.startswith(("batchserve_", "vllm:"))})
@@ -383,12 +397,12 @@ async def timed(caller: Caller, sent: Json) -> Json:
     return answer
 
 
-async def test_under_the_same_load_both_keep_every_formula(inline: Inline, python: Remote) -> None:
-    found = [await asyncio.gather(*(timed(caller, sent) for sent in LOAD)) for caller in (inline, python)]
-    for one, other in zip(*found, strict=True):
-        assert differences(shape(one["timings"]), shape(other["timings"])) == []
-        assert one["outputs"] == other["outputs"]
-        stats = [answer["timings"]["request_state_stats"] for answer in (one, other)]
+async def test_under_the_same_load_both_keep_every_formula(inline: Inline, other: Remote) -> None:
+    found = [await asyncio.gather(*(timed(caller, sent) for sent in LOAD)) for caller in (inline, other)]
+    for one, another in zip(*found, strict=True):
+        assert differences(shape(one["timings"]), shape(another["timings"])) == []
+        assert one["outputs"] == another["outputs"]
+        stats = [answer["timings"]["request_state_stats"] for answer in (one, another)]
         assert stats[0]["num_generation_tokens"] == stats[1]["num_generation_tokens"]
     # A member of a window waits for its longest neighbour; with the other backend for nobody.
     tails = [[answer["timings"]["window_tail_ms"] for answer in answers] for answers in found]
@@ -396,9 +410,9 @@ async def test_under_the_same_load_both_keep_every_formula(inline: Inline, pytho
 
 
 async def test_with_both_more_tokens_take_a_longer_decode_and_a_longer_prompt_a_longer_prefill(
-    inline: Inline, python: Remote
+    inline: Inline, other: Remote
 ) -> None:
-    for caller in (inline, python):
+    for caller in (inline, other):
         short, long = [(await timed(caller, {"prompt": "x", "max_tokens": n}))["timings"] for n in (4, 120)]
         assert long["decode_ms"] > 3 * short["decode_ms"]
         assert long["itl_ms"] < 10 * short["itl_ms"]
@@ -437,9 +451,9 @@ def said(event: Json) -> str:
 
 
 @pytest.mark.parametrize("route", [COMPLETIONS, CHAT])
-async def test_what_timings_say_of_a_stream_is_what_its_caller_sees(python: Remote, route: str) -> None:
+async def test_what_timings_say_of_a_stream_is_what_its_caller_sees(other: Remote, route: str) -> None:
     begun = time.time()
-    events = [event async for event in chunks(python.client, route, body_for(route, {"max_tokens": 200, **VARIED}))]
+    events = [event async for event in chunks(other.client, route, body_for(route, {"max_tokens": 200, **VARIED}))]
     times = events[-1][1]["metrics"]["timings"]
     arrivals = [moment for moment, event in events if said(event)]
 

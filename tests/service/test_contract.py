@@ -318,6 +318,27 @@ class TestOverload:
             assert response.status_code in (400, 504)
             await running_one
 
+    async def test_not_being_done_in_time_is_504_while_waiting_and_while_running(self) -> None:
+        async with service(**self.settings) as caller:
+            running_one = asyncio.create_task(caller.generate(**self.slow, request_timeout_s=0.1, status=504))
+            await caller.wait_for_metric("batchserve_window_size_count", 1)
+            waiting = asyncio.create_task(caller.generate(prompt="w", request_timeout_s=0.1, status=504))
+            errors = await asyncio.gather(running_one, waiting)
+            assert [error["code"] for error in errors] == ["request_timeout"] * 2
+            assert text_of(await caller.generate(prompt="next", max_tokens=4)) == "NEXT"
+            assert await caller.metric("batchserve_errors_total", code="request_timeout") == 2
+            assert await caller.metric("batchserve_client_disconnected_total") == 0
+
+    async def test_a_caller_may_shorten_the_services_time_and_not_lengthen_it(self) -> None:
+        async with service(**self.settings, request_timeout_s=0.1) as caller:
+            for body in (self.slow, {**self.slow, "request_timeout_s": 60}):
+                assert (await caller.generate(body, status=504))["code"] == "request_timeout"
+
+    async def test_openais_routes_have_the_services_time(self) -> None:
+        async with service(**self.settings, request_timeout_s=0.1) as caller:
+            response = await caller.call("POST", "/v1/completions", json={"prompt": "slow", "max_tokens": 50})
+            assert check_error(response)["code"] == "request_timeout"
+
     async def test_the_limit_is_for_waiting_not_for_running(self) -> None:
         async with service(**self.settings) as caller:
             assert text_of(await caller.generate(**self.slow, queue_timeout_s=0.1)) == fake_text("slow", 50)
