@@ -189,6 +189,8 @@ class Rolling:
         """A step has raised, and nobody knows for whom: all that was in the engine is run again."""
         logger.warning("a step of %d failed: %s: %s", len(self._running), type(error).__name__, error)
         inside = {admission.request: admission for admission in self._running.values()}
+        if not inside:
+            return
         ids = next(iter(inside.values())).window.ids
         window = Window(next(ids), "rolling", list(inside), timings.now(), timings.wall_offset(), ids)
         outcomes = self._run_again(window, error)

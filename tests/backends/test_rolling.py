@@ -213,6 +213,19 @@ async def test_a_step_that_fails_is_survived_by_all_but_the_culprit() -> None:
     assert it.deaths == []
 
 
+async def test_a_step_that_fails_when_nobody_is_left_harms_nobody() -> None:
+    it = House()
+    gone = it.admit(1)
+    it.rolling.advance()
+    it.rolling.withdraw(gone)
+    it.engine.next_outputs = RuntimeError("the step failed")
+    assert not it.rolling.advance()
+    assert it.run_again == it.deaths == []
+    good = it.admit(2)
+    assert not it.finish(good, text="two")
+    assert text_of(good) == "two"
+
+
 async def test_a_stream_goes_on_where_it_was_when_a_step_failed() -> None:
     it, heard = House(), list[Any]()
     it.admit(1, heard=heard)
