@@ -220,7 +220,8 @@ async def test_a_step_that_fails_when_nobody_is_left_harms_nobody() -> None:
     it.rolling.withdraw(gone)
     it.engine.next_outputs = RuntimeError("the step failed")
     assert not it.rolling.advance()
-    assert it.run_again == it.deaths == []
+    assert it.run_again == []
+    assert it.deaths == []
     good = it.admit(2)
     assert not it.finish(good, text="two")
     assert text_of(good) == "two"
