@@ -470,3 +470,18 @@ async def test_a_host_that_is_slow_endless_or_points_elsewhere_is_refused_alone(
     error = await refused(it, user("What?", part_at(site, path)))
     assert words in error["message"]
     await it.assert_serves()
+
+
+@of_images
+async def test_slow_hosts_hold_up_nobody_whose_media_are_there(it: Running, site: Site) -> None:
+    site.pages = {"/slow": slow}
+    body = {"messages": user("What?", part_at(site, "/slow"))}
+    waiting = [asyncio.create_task(it.client.post("/generate", json=body)) for _ in range(40)]
+    await asyncio.sleep(0.2)
+
+    answered = await it.generate(messages=it.kind.conversations[0])
+
+    assert not all(call.done() for call in waiting)
+    assert answered["outputs"][0]["text"] == it.direct[0]["text"]
+    assert {response.status_code for response in await asyncio.gather(*waiting)} == {400}
+    await it.assert_serves()
