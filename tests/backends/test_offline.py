@@ -3,7 +3,6 @@
 import dataclasses
 import itertools
 import math
-import sys
 import types
 from typing import Any
 
@@ -17,24 +16,13 @@ from app.errors import EngineDead, GenerationFailed, InvalidRequest, StartError
 from app.prompts.sampling import SamplingFields
 from app.request import Generation, Outcome, Request, Resolved, Window
 from app.timings import Stamps
-
-
-class VLLMClientError(ValueError):
-    """The caller's fault."""
-
-
-class EngineDeadError(Exception):
-    """The engine core is gone."""
+from tests.backends import stand_in
+from tests.backends.stand_in import EngineDeadError, VLLMClientError
 
 
 @pytest.fixture(autouse=True)
 def _stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("vllm", "vllm.v1", "vllm.v1.engine"):
-        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
-    for name, error in (("vllm.exceptions", VLLMClientError), ("vllm.v1.engine.exceptions", EngineDeadError)):
-        module = types.ModuleType(name)
-        setattr(module, error.__name__, error)
-        monkeypatch.setitem(sys.modules, name, module)
+    stand_in.install(monkeypatch)
 
 
 class Params:

@@ -3,7 +3,6 @@
 import asyncio
 import dataclasses
 import itertools
-import sys
 import types
 from collections.abc import AsyncIterator
 from enum import Enum
@@ -17,7 +16,9 @@ from app.backends.python import VLLMPythonBackend
 from app.errors import EngineDead, GenerationFailed, InvalidRequest
 from app.request import Generation, Request, Resolved, Window
 from app.timings import Stamps
-from tests.backends.test_offline import EngineDeadError, Stats, VLLMClientError, output
+from tests.backends import stand_in
+from tests.backends.stand_in import EngineDeadError, VLLMClientError
+from tests.backends.test_offline import Stats, output
 
 
 class Kind(Enum):
@@ -36,12 +37,7 @@ class Params:
 
 @pytest.fixture(autouse=True)
 def _stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("vllm", "vllm.v1", "vllm.v1.engine"):
-        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
-    for name, error in (("vllm.exceptions", VLLMClientError), ("vllm.v1.engine.exceptions", EngineDeadError)):
-        module = types.ModuleType(name)
-        setattr(module, error.__name__, error)
-        monkeypatch.setitem(sys.modules, name, module)
+    stand_in.install(monkeypatch)
 
 
 def piece(prompt: list[int], index: int, tokens: list[int], reason: str | None) -> Any:

@@ -2,8 +2,6 @@
 
 import asyncio
 import itertools
-import sys
-import types
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +12,8 @@ from app.backends.rolling import Admission, Rolling
 from app.errors import EngineDead, GenerationFailed, InvalidRequest
 from app.request import Generation, Outcome, Request, Resolved, Window
 from app.timings import Stamps
-from tests.backends.test_offline import EngineDeadError, VLLMClientError
+from tests.backends import stand_in
+from tests.backends.stand_in import EngineDeadError, VLLMClientError
 from tests.backends.test_python import Kind, Params
 
 _ids = itertools.count(1)
@@ -22,12 +21,7 @@ _ids = itertools.count(1)
 
 @pytest.fixture(autouse=True)
 def _stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("vllm", "vllm.v1", "vllm.v1.engine"):
-        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
-    for name, error in (("vllm.exceptions", VLLMClientError), ("vllm.v1.engine.exceptions", EngineDeadError)):
-        module = types.ModuleType(name)
-        setattr(module, error.__name__, error)
-        monkeypatch.setitem(sys.modules, name, module)
+    stand_in.install(monkeypatch)
 
 
 def part(text: str, end: str | None = None, index: int = 0) -> Any:
