@@ -10,7 +10,6 @@ is the same for all. GuideLLM then asks the same servers for streams, and measur
 """
 
 import argparse
-import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -18,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks import client, guidellm_runs, report, servers, sides
+from benchmarks import client, guidellm_runs, report, servers
 from benchmarks import versus_vllm_serve as versus
 from benchmarks.backends_tables import BATCH, GUIDELLM, PLAIN, SIDES, STREAMED, VLLM, draw, render
 from benchmarks.comparison import percentiles, speed
@@ -171,21 +170,9 @@ def _running(case: Case, engine: versus.Engine) -> Iterator[dict[str, Running]]:
         running = {}
         for side in sorted(case.sides, key=lambda side: side == VLLM):
             begun = time.perf_counter()
-            url = stack.enter_context(_server(case, side, engine))
+            url = stack.enter_context(versus.server(case, side, engine, VLLM_CONFIG, OPTIONS.get(side, ())))
             running[side] = Running(url, time.perf_counter() - begun)
         yield running
-
-
-@contextmanager
-def _server(case: Case, side: str, engine: versus.Engine) -> Iterator[str]:
-    if side == VLLM:
-        with servers.vllm_server(case.folder, case.name, engine.args, engine.environment) as url:
-            yield url
-        return
-    options = ("--served-model-name", case.name, "--vllm-config", json.dumps(VLLM_CONFIG), *OPTIONS[side])
-    with sides.service(case.model, *options) as service:
-        engine.learn(case, side, service)
-        yield service.url
 
 
 def _warm_up(case: Case, side: str, server: Running) -> None:

@@ -164,7 +164,7 @@ def _measure_case(case: Case, repeats: int, engine: Engine, say: Say) -> dict[st
     orders = [order(case.sides, repeat) for repeat in range(repeats)]
     for repeat, names in enumerate(orders):
         for side in names:
-            with _server(case, side, engine) as url:
+            with server(case, side, engine, VLLM_CONFIG, OPTIONS.get(side, ())) as url:
                 _warm_up(case, url)
                 for cell in cells:
                     _measure_cell(case, cell, side, url)
@@ -191,14 +191,24 @@ def order(names: Sequence[str], repeat: int) -> list[str]:
 
 
 @contextmanager
-def _server(case: Case, side: str, engine: Engine) -> Iterator[str]:
-    """The address of a running server."""
+def server(
+    case: Case, side: str, engine: Engine, vllm_config: Mapping[str, Any], options: Sequence[str]
+) -> Iterator[str]:
+    """The address of a running server.
+
+    Args:
+        case: the model, and the name it is served under.
+        side: vLLM's server, which gets the engine settings of the services; else a service, which tells them.
+        engine: those settings.
+        vllm_config: of a service.
+        options: of a service, beside that.
+    """
     if side == VLLM:
         with servers.vllm_server(case.folder, case.name, engine.args, engine.environment) as url:
             yield url
         return
-    options = ("--served-model-name", case.name, "--vllm-config", json.dumps(VLLM_CONFIG), *OPTIONS[side])
-    with sides.service(case.model, *options) as service:
+    words = ("--served-model-name", case.name, "--vllm-config", json.dumps(vllm_config), *options)
+    with sides.service(case.model, *words) as service:
         engine.learn(case, side, service)
         yield service.url
 
@@ -235,7 +245,7 @@ def _ask_with_guidellm(case: Case, side: str, engine: Engine) -> list[dict[str, 
     if side == GUIDELLM:
         backend = guidellm_runs.in_process(case.folder, BATCH_SIZE, WAIT_MS, engine.args)
         return guidellm_runs.run(backend, case.folder, requests, STREAMS, engine.environment)
-    with _server(case, side, engine) as url:
+    with server(case, side, engine, VLLM_CONFIG, OPTIONS.get(side, ())) as url:
         backend = guidellm_runs.over_http(url, case.name)
         return guidellm_runs.run(backend, case.folder, requests, STREAMS, {})
 
